@@ -1,0 +1,72 @@
+"""Which family a checkpoint belongs to, by the names and shapes of its weights; never by the name of its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .checkpoint_files import Checkpoint, file_sets
+from .companions import is_vq
+from .errors import CheckpointError
+from .llamagen_files import is_c2i, is_t2i, load_llamagen
+from .options import LoadOptions
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of checkpoint: how it is called, how it is known, how it is loaded."""
+
+    title: str
+    matches: Callable[[Shapes], bool]
+    load: Callable[[Checkpoint, LoadOptions], Any]
+
+
+FAMILIES = (
+    Family("LlamaGen, class-conditional", is_c2i, load_llamagen),
+    Family("LlamaGen, text-conditional", is_t2i, load_llamagen),
+)
+
+
+def family_of(shapes: Shapes) -> Family | None:
+    """The first family whose weights these are."""
+    return next((family for family in FAMILIES if family.matches(shapes)), None)
+
+
+def find_model(path: Path) -> tuple[Family, Checkpoint]:
+    """The one model at a path, be it a file, an index, a shard or a folder; raises CheckpointError otherwise."""
+    found: list[tuple[Family, Checkpoint]] = []
+    others: list[Checkpoint] = []
+    refused: list[CheckpointError] = []
+    for files in file_sets(path):
+        try:
+            checkpoint = Checkpoint(files)
+        except CheckpointError as error:
+            refused.append(error)
+            continue
+        if family := family_of(checkpoint.shapes):
+            found.append((family, checkpoint))
+        else:
+            others.append(checkpoint)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(checkpoint.path.name for _, checkpoint in found)
+        raise CheckpointError(f"{path} holds several models ({names}); choose one of these files.")
+    if refused:
+        raise refused[0]
+    raise _no_model(path, others)
+
+
+def _no_model(path: Path, others: list[Checkpoint]) -> CheckpointError:
+    if any(is_vq(checkpoint.shapes) for checkpoint in others):
+        return CheckpointError(
+            f"{path} is a VQ tokenizer, which turns codes into pictures, not a model that makes codes; choose it "
+            "as the VQ and a model, such as c2i_B_256.pt from FoundationVision/LlamaGen, as the checkpoint."
+        )
+    titles = "; ".join(family.title for family in FAMILIES)
+    first = ", ".join(list(others[0].shapes)[:3])
+    return CheckpointError(f"{path} is of no supported family (its weights begin with {first}); supported: {titles}.")

@@ -1,0 +1,249 @@
+"""The VQ tokenizer of LlamaGen: pictures to grids of codes and back, under the key names of its checkpoints.
+
+The demo models use the same module at a small size, and tools/train_demo.py trains it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NORM_GROUPS = 32
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Sizes of a VQ tokenizer. Channel tuples run from full resolution to the deepest level; each level halves."""
+
+    codebook_size: int
+    embed_dim: int
+    z_channels: int
+    base_channels: int
+    encoder_channels: tuple[int, ...]
+    decoder_channels: tuple[int, ...]
+    encoder_blocks: int = 2
+    decoder_blocks: int = 3
+
+    @property
+    def factor(self) -> int:
+        """Pixels per code along one side."""
+        return 2 ** (len(self.encoder_channels) - 1)
+
+    @staticmethod
+    def from_state_dict(shapes: Mapping[str, Sequence[int]]) -> VQConfig:
+        """Reads the sizes from the shape of each tensor (key → shape); raises ValueError where a part is missing."""
+        for part in ("quantize.embedding.weight", "encoder.conv_in.weight", "decoder.conv_in.weight"):
+            if part not in shapes:
+                raise ValueError(
+                    f"The VQ weights have no `{part}`; give the complete VQ file of LlamaGen, such as vq_ds16_c2i.pt."
+                )
+        codebook_size, embed_dim = shapes["quantize.embedding.weight"]
+        encoder, encoder_blocks = _levels(shapes, "encoder")
+        decoder, decoder_blocks = _levels(shapes, "decoder")
+        return VQConfig(
+            codebook_size=codebook_size,
+            embed_dim=embed_dim,
+            z_channels=shapes["decoder.conv_in.weight"][1],
+            base_channels=shapes["encoder.conv_in.weight"][0],
+            encoder_channels=tuple(encoder),
+            decoder_channels=tuple(reversed(decoder)),
+            encoder_blocks=encoder_blocks,
+            decoder_blocks=decoder_blocks,
+        )
+
+
+def _levels(shapes: Mapping[str, Sequence[int]], side: str) -> tuple[list[int], int]:
+    """Width of each level in stored order, and residual blocks per level."""
+
+    def key(level: int, block: int) -> str:
+        return f"{side}.conv_blocks.{level}.res.{block}.conv1.weight"
+
+    widths: list[int] = []
+    while (first := key(len(widths), 0)) in shapes:
+        widths.append(shapes[first][0])
+    blocks = 0
+    while key(0, blocks) in shapes:
+        blocks += 1
+    return widths, blocks
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, operations: Any, **factory: Any):
+        super().__init__()
+        self.norm1 = operations.GroupNorm(NORM_GROUPS, inputs, eps=NORM_EPS, **factory)
+        self.conv1 = operations.Conv2d(inputs, outputs, 3, padding=1, **factory)
+        self.norm2 = operations.GroupNorm(NORM_GROUPS, outputs, eps=NORM_EPS, **factory)
+        self.conv2 = operations.Conv2d(outputs, outputs, 3, padding=1, **factory)
+        self.nin_shortcut = nn.Identity() if inputs == outputs else operations.Conv2d(inputs, outputs, 1, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.conv1(F.silu(self.norm1(x)))
+        return self.nin_shortcut(x) + self.conv2(F.silu(self.norm2(hidden)))
+
+
+class SpatialAttention(nn.Module):
+    """Single-head self attention over the cells of a feature map."""
+
+    def __init__(self, channels: int, operations: Any, **factory: Any):
+        super().__init__()
+        self.norm = operations.GroupNorm(NORM_GROUPS, channels, eps=NORM_EPS, **factory)
+        self.q, self.k, self.v, self.proj_out = (operations.Conv2d(channels, channels, 1, **factory) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        query, key, value = (layer(normed).flatten(2).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
+        return x + self.proj_out(mixed.transpose(1, 2).unflatten(2, x.shape[2:]))
+
+
+class Downsample(nn.Module):
+    def __init__(self, channels: int, operations: Any, **factory: Any):
+        super().__init__()
+        self.conv = operations.Conv2d(channels, channels, 3, stride=2, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    def __init__(self, channels: int, operations: Any, **factory: Any):
+        super().__init__()
+        self.conv = operations.Conv2d(channels, channels, 3, padding=1, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class Level(nn.Module):
+    """Residual blocks of one resolution, each followed by attention at the deepest one, then a change of resolution."""
+
+    def __init__(self, inputs: int, outputs: int, blocks: int, deepest: bool, operations: Any, **factory: Any):
+        super().__init__()
+        widths = [inputs] + [outputs] * blocks
+        self.res = nn.ModuleList(
+            ResidualBlock(before, after, operations, **factory) for before, after in itertools.pairwise(widths)
+        )
+        attentions = blocks if deepest else 0
+        self.attn = nn.ModuleList(SpatialAttention(outputs, operations, **factory) for _ in range(attentions))
+        self.downsample: nn.Module = nn.Identity()
+        self.upsample: nn.Module = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, block in enumerate(self.res):
+            x = block(x)
+            if self.attn:
+                x = self.attn[index](x)
+        return self.upsample(self.downsample(x))
+
+
+def _middle(channels: int, operations: Any, **factory: Any) -> nn.ModuleList:
+    return nn.ModuleList(
+        (
+            ResidualBlock(channels, channels, operations, **factory),
+            SpatialAttention(channels, operations, **factory),
+            ResidualBlock(channels, channels, operations, **factory),
+        )
+    )
+
+
+class Encoder(nn.Module):
+    """Pictures [B, 3, H, W] → features [B, z_channels, H / factor, W / factor]."""
+
+    def __init__(self, config: VQConfig, operations: Any, **factory: Any):
+        super().__init__()
+        widths = (config.base_channels, *config.encoder_channels)
+        last = len(config.encoder_channels) - 1
+        self.conv_in = operations.Conv2d(3, config.base_channels, 3, padding=1, **factory)
+        self.conv_blocks = nn.ModuleList(
+            Level(widths[i], widths[i + 1], config.encoder_blocks, i == last, operations, **factory)
+            for i in range(last + 1)
+        )
+        for level, width in zip(list(self.conv_blocks)[:-1], config.encoder_channels[:-1], strict=True):
+            level.downsample = Downsample(width, operations, **factory)
+        self.mid = _middle(widths[-1], operations, **factory)
+        self.norm_out = operations.GroupNorm(NORM_GROUPS, widths[-1], eps=NORM_EPS, **factory)
+        self.conv_out = operations.Conv2d(widths[-1], config.z_channels, 3, padding=1, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for layer in (*self.conv_blocks, *self.mid):
+            x = layer(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Decoder(nn.Module):
+    """Features [B, z_channels, h, w] → pictures [B, 3, h * factor, w * factor]; levels run from the deepest."""
+
+    def __init__(self, config: VQConfig, operations: Any, **factory: Any):
+        super().__init__()
+        widths = tuple(reversed(config.decoder_channels))
+        self.conv_in = operations.Conv2d(config.z_channels, widths[0], 3, padding=1, **factory)
+        self.mid = _middle(widths[0], operations, **factory)
+        self.conv_blocks = nn.ModuleList(
+            Level(widths[max(i - 1, 0)], widths[i], config.decoder_blocks, i == 0, operations, **factory)
+            for i in range(len(widths))
+        )
+        for level, width in zip(list(self.conv_blocks)[:-1], widths[:-1], strict=True):
+            level.upsample = Upsample(width, operations, **factory)
+        self.norm_out = operations.GroupNorm(NORM_GROUPS, widths[-1], eps=NORM_EPS, **factory)
+        self.conv_out = operations.Conv2d(widths[-1], 3, 3, padding=1, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for layer in (*self.mid, *self.conv_blocks):
+            x = layer(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Codebook(nn.Module):
+    """Code vectors, brought to unit length at every use."""
+
+    def __init__(self, config: VQConfig, operations: Any, **factory: Any):
+        super().__init__()
+        self.embedding = operations.Embedding(config.codebook_size, config.embed_dim, **factory)
+        self.size = config.codebook_size
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Codes [...] → unit vectors [..., embed_dim]."""
+        return F.normalize(self.embedding(codes), dim=-1)
+
+    def vectors(self, device: torch.device) -> Tensor:
+        """All unit vectors [codebook_size, embed_dim]."""
+        return self(torch.arange(self.size, device=device))
+
+
+class VQTokenizer(nn.Module):
+    """Pictures in -1..1 to code grids and back (LlamaGen, arXiv 2406.06525, section 2.1)."""
+
+    def __init__(self, config: VQConfig, operations: Any = nn, **factory: Any):
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config, operations, **factory)
+        self.decoder = Decoder(config, operations, **factory)
+        self.quantize = Codebook(config, operations, **factory)
+        self.quant_conv = operations.Conv2d(config.z_channels, config.embed_dim, 1, **factory)
+        self.post_quant_conv = operations.Conv2d(config.embed_dim, config.z_channels, 1, **factory)
+
+    def latents(self, pictures: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] → unit vectors before quantisation [B, h, w, embed_dim]."""
+        return F.normalize(self.quant_conv(self.encoder(pictures)).permute(0, 2, 3, 1), dim=-1)
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] in -1..1 → codes LongTensor [B, H / factor, W / factor], the nearest vectors."""
+        latents = self.latents(pictures)
+        return (latents @ self.quantize.vectors(latents.device).T).argmax(dim=-1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, h, w] → pictures [B, 3, h * factor, w * factor], about -1..1."""
+        return self.decode_vectors(self.quantize(codes))
+
+    def decode_vectors(self, vectors: Tensor) -> Tensor:
+        """Code vectors [B, h, w, embed_dim] → pictures, as in `decode`; training sends its gradient through here."""
+        return self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))

@@ -1,0 +1,71 @@
+"""Every released LlamaGen file against the network at full size: the same names and shapes on both sides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from speculative_ar.model_loaders.detect import family_of
+from speculative_ar.model_loaders.llamagen import LlamaGenNetwork
+from speculative_ar.model_loaders.llamagen_files import key_map, read_config
+from speculative_ar.model_loaders.weights import check_fit
+from torch import nn
+
+MANIFESTS = Path(__file__).parents[1] / "golden" / "manifests"
+SIZES = {  # layers, heads, dim, ffn: the table of the paper and its code
+    "llamagen_B_c2i": (12, 12, 768, 2048),
+    "llamagen_L_c2i": (24, 16, 1024, 2816),
+    "llamagen_XL_c2i": (36, 20, 1280, 3584),
+    "llamagen_XXL_c2i": (48, 24, 1536, 4096),
+    "llamagen_3B_c2i": (24, 32, 3200, 8704),
+    "llamagen_XL_t2i_256": (36, 20, 1280, 3584),
+    "llamagen_XL_t2i_512": (36, 20, 1280, 3584),
+}
+
+
+def shapes_of(name: str) -> dict[str, tuple[int, ...]]:
+    keys = json.loads((MANIFESTS / f"{name}.json").read_text(encoding="utf-8"))["keys"]
+    return {key: tuple(shape) for key, (shape, _) in keys.items()}
+
+
+def repacked(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The same model in the layout of transformers' Llama, query, key and value apart."""
+    result = {}
+    for name, shape in shapes.items():
+        for official, other in (
+            ("tok_embeddings", "embed_tokens"),
+            ("attention.wo", "self_attn.o_proj"),
+            ("feed_forward.w1", "mlp.gate_proj"),
+            ("feed_forward.w3", "mlp.up_proj"),
+            ("feed_forward.w2", "mlp.down_proj"),
+            ("attention_norm", "input_layernorm"),
+            ("ffn_norm", "post_attention_layernorm"),
+        ):
+            name = name.replace(official, other)
+        if "wqkv" in name:
+            for letter in "qkv":
+                part = name.replace("attention.wqkv", f"self_attn.{letter}_proj")
+                result[f"model.{part}"] = (shape[0] // 3, shape[1])
+        else:
+            result["lm_head.weight" if name == "output.weight" else f"model.{name}"] = shape
+    return result
+
+
+@pytest.mark.parametrize("layout", [dict, repacked])
+@pytest.mark.parametrize("name", SIZES)
+def test_a_released_file_fits_the_network(name: str, layout: type) -> None:
+    shapes = layout(shapes_of(name))
+    sources = key_map(shapes)
+    config = read_config(shapes, sources, {}, name)
+    network = LlamaGenNetwork(config, nn, device="meta")
+    check_fit(name, {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}, shapes, sources)
+    assert sum(map(len, sources.values())) == len(shapes)
+    transformer = config.transformer
+    assert (transformer.layers, transformer.heads, transformer.dim, transformer.ffn_dim) == SIZES[name]
+    assert config.classes == (0 if "t2i" in name else 1000)
+    assert config.prefix_length == (120 if "t2i" in name else 1)
+    family = family_of(shapes)
+    assert family is not None and family.title.startswith("LlamaGen, text" if "t2i" in name else "LlamaGen, class")
+    assert all(tensor.device == torch.device("meta") for tensor in network.state_dict().values())

@@ -1,0 +1,69 @@
+"""The VQ tokenizer against numbers from LlamaGen's own code, and its key layout against the released files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from speculative_ar.model_loaders.vq import VQConfig, VQTokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "llamagen"
+MANIFESTS = Path(__file__).parents[1] / "golden" / "manifests"
+BOOKKEEPING = "quantize.codebook_used"
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, torch.Tensor]:
+    return load_file(GOLDEN / "golden.safetensors")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> VQTokenizer:
+    weights = torch.load(GOLDEN / "vq_tiny.pt", weights_only=True)["model"]
+    weights.pop(BOOKKEEPING)
+    tokenizer = VQTokenizer(VQConfig.from_state_dict({key: tuple(value.shape) for key, value in weights.items()}))
+    tokenizer.load_state_dict(weights)
+    return tokenizer.eval().requires_grad_(False)
+
+
+def test_sizes_are_read_from_the_weights(tokenizer: VQTokenizer) -> None:
+    assert tokenizer.config == VQConfig(256, 8, 32, 32, (32, 64, 32, 32), (32, 64, 32, 32), 2, 3)
+    assert tokenizer.config.factor == 8
+
+
+def test_encode_gives_the_codes_of_the_official_code(tokenizer: VQTokenizer, golden: dict[str, torch.Tensor]) -> None:
+    assert torch.equal(tokenizer.encode(golden["vq.encode_input"]), golden["vq.encode_indices"])
+
+
+def test_quantised_vectors(tokenizer: VQTokenizer, golden: dict[str, torch.Tensor]) -> None:
+    vectors = tokenizer.quantize(golden["vq.encode_indices"]).permute(0, 3, 1, 2)
+    torch.testing.assert_close(vectors, golden["vq.encode_quant"], atol=1e-5, rtol=0)
+
+
+def test_reconstruction(tokenizer: VQTokenizer, golden: dict[str, torch.Tensor]) -> None:
+    picture = tokenizer.decode(golden["vq.encode_indices"])
+    torch.testing.assert_close(picture, golden["vq.reconstruction_from_encode"], atol=2e-3, rtol=0)
+
+
+def test_decoded_picture(tokenizer: VQTokenizer, golden: dict[str, torch.Tensor]) -> None:
+    picture = tokenizer.decode(golden["c2i.tokens_greedy_cfg4"].unflatten(1, (4, 4)))
+    torch.testing.assert_close(picture, golden["c2i.image"], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("llamagen_vq_ds16", 16), ("llamagen_vq_ds8", 8)])
+def test_released_layout(name: str, factor: int) -> None:
+    stored = json.loads((MANIFESTS / f"{name}.json").read_text("utf-8"))["keys"]
+    expected = {key: tuple(shape) for key, (shape, _) in stored.items() if key != BOOKKEEPING}
+    config = VQConfig.from_state_dict(expected)
+    module = VQTokenizer(config, device="meta")
+    assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == expected
+    assert config.factor == factor
+
+
+def test_missing_part_is_named() -> None:
+    with pytest.raises(ValueError, match="no `encoder.conv_in.weight`"):
+        VQConfig.from_state_dict({"quantize.embedding.weight": (256, 8)})
