@@ -38,7 +38,7 @@ class VQConfig:
 
     @staticmethod
     def from_state_dict(shapes: Mapping[str, Sequence[int]]) -> VQConfig:
-        """Reads the sizes from the shape of each tensor (key → shape); raises ValueError where a part is missing."""
+        """Reads the sizes from the shape of each tensor (key -> shape); raises ValueError where a part is missing."""
         for part in ("quantize.embedding.weight", "encoder.conv_in.weight", "decoder.conv_in.weight"):
             if part not in shapes:
                 raise ValueError(
@@ -75,7 +75,7 @@ def _levels(shapes: Mapping[str, Sequence[int]], side: str) -> tuple[list[int], 
 
 
 class ResidualBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, operations: Any, **factory: Any):
+    def __init__(self, inputs: int, outputs: int, operations: Any, **factory: Any) -> None:
         super().__init__()
         self.norm1 = operations.GroupNorm(NORM_GROUPS, inputs, eps=NORM_EPS, **factory)
         self.conv1 = operations.Conv2d(inputs, outputs, 3, padding=1, **factory)
@@ -91,7 +91,7 @@ class ResidualBlock(nn.Module):
 class SpatialAttention(nn.Module):
     """Single-head self attention over the cells of a feature map."""
 
-    def __init__(self, channels: int, operations: Any, **factory: Any):
+    def __init__(self, channels: int, operations: Any, **factory: Any) -> None:
         super().__init__()
         self.norm = operations.GroupNorm(NORM_GROUPS, channels, eps=NORM_EPS, **factory)
         self.q, self.k, self.v, self.proj_out = (operations.Conv2d(channels, channels, 1, **factory) for _ in range(4))
@@ -104,7 +104,7 @@ class SpatialAttention(nn.Module):
 
 
 class Downsample(nn.Module):
-    def __init__(self, channels: int, operations: Any, **factory: Any):
+    def __init__(self, channels: int, operations: Any, **factory: Any) -> None:
         super().__init__()
         self.conv = operations.Conv2d(channels, channels, 3, stride=2, **factory)
 
@@ -113,7 +113,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    def __init__(self, channels: int, operations: Any, **factory: Any):
+    def __init__(self, channels: int, operations: Any, **factory: Any) -> None:
         super().__init__()
         self.conv = operations.Conv2d(channels, channels, 3, padding=1, **factory)
 
@@ -124,7 +124,7 @@ class Upsample(nn.Module):
 class Level(nn.Module):
     """Residual blocks of one resolution, each followed by attention at the deepest one, then a change of resolution."""
 
-    def __init__(self, inputs: int, outputs: int, blocks: int, deepest: bool, operations: Any, **factory: Any):
+    def __init__(self, inputs: int, outputs: int, blocks: int, deepest: bool, operations: Any, **factory: Any) -> None:
         super().__init__()
         widths = [inputs] + [outputs] * blocks
         self.res = nn.ModuleList(
@@ -154,9 +154,9 @@ def _middle(channels: int, operations: Any, **factory: Any) -> nn.ModuleList:
 
 
 class Encoder(nn.Module):
-    """Pictures [B, 3, H, W] → features [B, z_channels, H / factor, W / factor]."""
+    """Pictures [B, 3, H, W] -> features [B, z_channels, H / factor, W / factor]."""
 
-    def __init__(self, config: VQConfig, operations: Any, **factory: Any):
+    def __init__(self, config: VQConfig, operations: Any, **factory: Any) -> None:
         super().__init__()
         widths = (config.base_channels, *config.encoder_channels)
         last = len(config.encoder_channels) - 1
@@ -179,9 +179,9 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Features [B, z_channels, h, w] → pictures [B, 3, h * factor, w * factor]; levels run from the deepest."""
+    """Features [B, z_channels, h, w] -> pictures [B, 3, h * factor, w * factor]; levels run from the deepest."""
 
-    def __init__(self, config: VQConfig, operations: Any, **factory: Any):
+    def __init__(self, config: VQConfig, operations: Any, **factory: Any) -> None:
         super().__init__()
         widths = tuple(reversed(config.decoder_channels))
         self.conv_in = operations.Conv2d(config.z_channels, widths[0], 3, padding=1, **factory)
@@ -205,13 +205,13 @@ class Decoder(nn.Module):
 class Codebook(nn.Module):
     """Code vectors, brought to unit length at every use."""
 
-    def __init__(self, config: VQConfig, operations: Any, **factory: Any):
+    def __init__(self, config: VQConfig, operations: Any, **factory: Any) -> None:
         super().__init__()
         self.embedding = operations.Embedding(config.codebook_size, config.embed_dim, **factory)
         self.size = config.codebook_size
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Codes [...] → unit vectors [..., embed_dim]."""
+        """Codes [...] -> unit vectors [..., embed_dim]."""
         return F.normalize(self.embedding(codes), dim=-1)
 
     def vectors(self, device: torch.device) -> Tensor:
@@ -222,7 +222,7 @@ class Codebook(nn.Module):
 class VQTokenizer(nn.Module):
     """Pictures in -1..1 to code grids and back (LlamaGen, arXiv 2406.06525, section 2.1)."""
 
-    def __init__(self, config: VQConfig, operations: Any = nn, **factory: Any):
+    def __init__(self, config: VQConfig, operations: Any = nn, **factory: Any) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config, operations, **factory)
@@ -232,18 +232,18 @@ class VQTokenizer(nn.Module):
         self.post_quant_conv = operations.Conv2d(config.embed_dim, config.z_channels, 1, **factory)
 
     def latents(self, pictures: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] → unit vectors before quantisation [B, h, w, embed_dim]."""
+        """Pictures [B, 3, H, W] -> unit vectors before quantisation [B, h, w, embed_dim]."""
         return F.normalize(self.quant_conv(self.encoder(pictures)).permute(0, 2, 3, 1), dim=-1)
 
     def encode(self, pictures: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] in -1..1 → codes LongTensor [B, H / factor, W / factor], the nearest vectors."""
+        """Pictures [B, 3, H, W] in -1..1 -> codes LongTensor [B, H / factor, W / factor], the nearest vectors."""
         latents = self.latents(pictures)
         return (latents @ self.quantize.vectors(latents.device).T).argmax(dim=-1)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes [B, h, w] → pictures [B, 3, h * factor, w * factor], about -1..1."""
+        """Codes [B, h, w] -> pictures [B, 3, h * factor, w * factor], about -1..1."""
         return self.decode_vectors(self.quantize(codes))
 
     def decode_vectors(self, vectors: Tensor) -> Tensor:
-        """Code vectors [B, h, w, embed_dim] → pictures, as in `decode`; training sends its gradient through here."""
+        """Code vectors [B, h, w, embed_dim] -> pictures, as in `decode`; training sends its gradient through here."""
         return self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))

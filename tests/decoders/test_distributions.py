@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
 from speculative_ar.decoders.distributions import filter_logits, guide, top_k_mask
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamagen" / "golden.safetensors"

@@ -9,8 +9,9 @@ import weakref
 
 import pytest
 import torch
+
 from speculative_ar.decoders import DECODERS, DecoderOptions, Progress, SamplerSettings, generate
-from toy import ToyModel
+from tests.decoders.toy import ToyModel
 
 DECODER_IDS = list(DECODERS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from speculative_ar.decoders.grouping import dynamic_groups, median_neighbour_distance, static_groups
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy.stats import chi2
+
 from speculative_ar.decoders import DECODERS, DecoderOptions, SamplerSettings, engine, generate, redraft, verify
 from speculative_ar.decoders.noise import Purpose
 from speculative_ar.decoders.window import Window, residual_draw, take_slot
-from toy import ToyModel
+from tests.decoders.toy import ToyModel
 
 SEQUENCES = 40_000
 SIGNIFICANCE = 1e-4

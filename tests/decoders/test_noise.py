@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 from scipy.stats import kstest
-from speculative_ar.decoders.noise import Noise, Purpose
 from torch import Tensor
+
+from speculative_ar.decoders.noise import Noise, Purpose
 
 CPU = torch.device("cpu")
 POSITIONS = torch.arange(400)[None]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from speculative_ar.decoders import DecoderOptions, SamplerSettings, generate
-from toy import ToyModel
+from tests.decoders.toy import ToyModel
 
 BAD = [
     ({"decoder": "scd-gumble"}, "'scd-gumble' is not a decoder.*Did you mean scd-gumbel"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 import torch
+from torch import Tensor
+
 from speculative_ar.decoders import SamplerSettings, TokenLayout
 from speculative_ar.decoders.distributions import filter_logits, guide
-from torch import Tensor
 
 
 class ToyModel:

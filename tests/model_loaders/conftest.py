@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from speculative_ar import model_loaders
 from torch import Tensor
+
+from speculative_ar import model_loaders
 
 FOLDER = Path(__file__).parents[1] / "golden" / "llamagen"
 STATED = {"heads": 4, "grid": (4, 4)}

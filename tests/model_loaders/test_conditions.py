@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
+
 from speculative_ar import model_loaders
 from speculative_ar.model_loaders.text_encoder import clean_prompt
-from torch import Tensor
 
 LABELS = ["Grinning Face", "red heart", "Flag: Japan", "cat face", "dog face", "pizza", "tree", "sun", "moon", "star"]
 

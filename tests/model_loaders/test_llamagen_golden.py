@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from speculative_ar.model_loaders.rotary import grid_rotary_table
 from torch import Tensor
+
+from speculative_ar.model_loaders.rotary import grid_rotary_table
 
 LOGITS, PICTURES = 2e-4, 2e-3
 POSITIONS = 16

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from speculative_ar.model_loaders.detect import family_of
 from speculative_ar.model_loaders.llamagen import LlamaGenNetwork
 from speculative_ar.model_loaders.llamagen_files import key_map, read_config
 from speculative_ar.model_loaders.weights import check_fit
-from torch import nn
 
 MANIFESTS = Path(__file__).parents[1] / "golden" / "manifests"
 SIZES = {  # layers, heads, dim, ffn: the table of the paper and its code

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
+
 from speculative_ar import model_loaders
 from speculative_ar.model_loaders.checkpoint_files import Checkpoint
-from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
 HEADS_AND_GRID = {"heads": "4", "grid": "[4, 4]"}

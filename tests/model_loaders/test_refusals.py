@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
+
 from speculative_ar import model_loaders
 from speculative_ar.model_loaders import CheckpointError
-from torch import Tensor
 
 
 def refusal(path: Path, **more: Any) -> str:

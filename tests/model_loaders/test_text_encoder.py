@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from speculative_ar import model_loaders
-from speculative_ar.model_loaders import CheckpointError
 
 from launch_comfyui import declare_missing_operators
+from speculative_ar import model_loaders
+from speculative_ar.model_loaders import CheckpointError
 
 # The environment's torchvision may be built for another torch, and transformers imports it.
 OPERATORS = declare_missing_operators()

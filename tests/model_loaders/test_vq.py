@@ -65,5 +65,5 @@ def test_released_layout(name: str, factor: int) -> None:
 
 
 def test_missing_part_is_named() -> None:
-    with pytest.raises(ValueError, match="no `encoder.conv_in.weight`"):
+    with pytest.raises(ValueError, match=r"no `encoder\.conv_in\.weight`"):
         VQConfig.from_state_dict({"quantize.embedding.weight": (256, 8)})

@@ -1,0 +1,160 @@
+"""Bad input through the server: each gets one sentence that says what was given, what is accepted and what to do."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+import comfyui
+from comfyui_client import Client, Graph, Refused
+from tests.comfyui import tiny
+from tests.comfyui.graphs import LABEL, LOAD, SAMPLE, picture
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(server: comfyui.Server) -> None:
+    tiny.write_family(server.models / "ar_models")
+
+
+def refusal(client: Client, graph: Graph) -> tuple[str, str]:
+    """Queues a graph that must fail; returns the node and what the user reads."""
+    try:
+        run = client.run(graph)
+    except Refused as refused:
+        ((node, sentences),) = refused.errors.items()
+        return node, "\n".join(sentences)
+    assert run.error is not None, run.outcome
+    assert run.error["exception_type"].split(".")[-1] in ("ValueError", "CheckpointError")
+    return run.error["node_id"], run.error["exception_message"]
+
+
+DRAFTING: dict[str, Any] = {"decoder": "draft-model", "draft_length": 4}
+CASES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "draft model of another vocabulary": (
+        {**DRAFTING, "draft": "other-codes.safetensors"},
+        SAMPLE,
+        ["other-codes has 64 codes", "tiny has 96", "same image tokenizer"],
+    ),
+    "draft model of another grid": (
+        {**DRAFTING, "draft": "other-grid.safetensors"},
+        SAMPLE,
+        ["1x8x8", "1x16x16", "same picture size"],
+    ),
+    "no draft model": (DRAFTING, SAMPLE, ["needs a draft model", "connect one"]),
+    "window longer than the picture": (
+        {"draft_length": 257},
+        SAMPLE,
+        ["draft_length is 257", "256 positions", "from 1 to 256"],
+    ),
+    "class number out of range": ({"label": "4"}, LABEL, ["4", "0 to 3"]),
+    "negative class number": ({"label": "-1"}, LABEL, ["-1", "0 to 3"]),
+    "unknown class name": ({"label": "stra"}, LABEL, ["stra", "nearest", "star"]),
+    "top-k beyond the vocabulary": ({"top_k": 97}, SAMPLE, ["top_k is 97", "96 codes"]),
+    "guidance below 1": ({"cfg": 0.5}, SAMPLE, ["cfg is 0.5", "1 or more"]),
+    "batch of 0": ({"batch_size": 0}, SAMPLE, ["batch_size is 0", "1 to 64", "1 or more"]),
+    "unknown decoder": ({"decoder": "medusa"}, SAMPLE, ["'medusa'", "seed-exact", "draft-model"]),
+    "seed beyond 64 bits": ({"seed": 2**64}, SAMPLE, [str(2**64), str(2**64 - 1)]),
+    "negative temperature": ({"temperature": -0.1}, SAMPLE, ["-0.1", "min of 0"]),
+    "top-p of 0": ({"top_p": 0.0}, SAMPLE, ["top_p is 0", "above 0"]),
+    "checkpoint that never was": ({"checkpoint": "nothing"}, LOAD, ["'nothing' is not in", "ar_models", "press R"]),
+    "path out of the folder": ({"checkpoint": "../vae/x.safetensors"}, LOAD, ["is not in", "ar_models"]),
+    "tokenizer in place of a model": ({"checkpoint": "vq-96.safetensors"}, LOAD, ["vq-96.safetensors"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_values_get_a_sentence(client: Client, case: str):
+    changes, culprit, fragments = CASES[case]
+    node, sentence = refusal(client, picture(**changes))
+    assert node == culprit
+    for fragment in fragments:
+        assert fragment in sentence
+
+
+WIRED = [
+    (SAMPLE, "batch_size", "0", "batch_size is 0"),
+    (SAMPLE, "decoder", "medusa", "'medusa' is not a decoder"),
+    (LOAD, "checkpoint", "nothing", "'nothing' is not in"),
+]
+
+
+@pytest.mark.parametrize(("culprit", "name", "value", "fragment"), WIRED)
+def test_values_from_a_wire_are_checked_when_the_node_runs(
+    client: Client, culprit: str, name: str, value: str, fragment: str
+):
+    graph = picture()
+    graph["7"] = {"class_type": "ProbeWire", "inputs": {"value": value}}
+    graph[culprit]["inputs"][name] = ["7", 0]
+    if name == "batch_size":
+        graph["7"] = {"class_type": "PrimitiveInt", "inputs": {"value": int(value)}}
+    node, sentence = refusal(client, graph)
+    assert node == culprit
+    assert fragment in sentence
+
+
+def test_good_values_from_a_wire_are_taken(client: Client):
+    graph = picture()
+    for key, owner, name, value in (("7", LOAD, "checkpoint", "tiny.safetensors"), ("8", SAMPLE, "decoder", "sjd")):
+        graph[key] = {"class_type": "ProbeWire", "inputs": {"value": value}}
+        graph[owner]["inputs"][name] = [key, 0]
+    run = client.run(graph)
+    assert run.succeeded, run.error
+    assert run.shown[SAMPLE]["speculativear"][0]["decoder"] == "sjd"
+
+
+def test_a_checkpoint_removed_after_the_graph_was_built(client: Client, server: comfyui.Server):
+    path = tiny.write_model(server.models / "ar_models" / "removed.safetensors")
+    assert (
+        "removed.safetensors"
+        in client.object_info("SpecARLoadCheckpoint")["input"]["required"]["checkpoint"][1]["options"]
+    )
+    assert client.run(picture(checkpoint="removed.safetensors")).succeeded
+    path.unlink()
+    node, sentence = refusal(client, picture(checkpoint="removed.safetensors"))
+    assert node == LOAD
+    assert "'removed.safetensors' is not in" in sentence
+
+
+def test_a_folder_without_weights(client: Client, server: comfyui.Server):
+    folder = server.models / "ar_models" / "half-downloaded"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    node, sentence = refusal(client, picture(checkpoint="half-downloaded"))
+    shutil.rmtree(folder)
+    assert node == LOAD
+    assert "half-downloaded holds no weight files" in sentence
+
+
+def test_a_truncated_file(client: Client, server: comfyui.Server):
+    path = tiny.write_model(server.models / "ar_models" / "truncated.safetensors")
+    path.write_bytes(path.read_bytes()[:-1000])
+    node, sentence = refusal(client, picture(checkpoint="truncated.safetensors"))
+    path.unlink()
+    assert node == LOAD
+    assert "truncated.safetensors" in sentence
+
+
+def test_a_text_for_a_model_that_takes_classes(client: Client):
+    graph = picture()
+    graph[LABEL] = {
+        "class_type": "SpecARPrompt",
+        "inputs": {"model": [LOAD, 0], "text": "a star", "negative": "", "width": 0, "height": 0},
+    }
+    node, sentence = refusal(client, graph)
+    assert node == LABEL
+    assert "tiny takes a class label" in sentence
+
+
+def test_tokens_of_another_model(client: Client):
+    graph = picture()
+    graph["8"] = {
+        "class_type": "SpecARLoadCheckpoint",
+        "inputs": {**graph[LOAD]["inputs"], "checkpoint": "other-codes.safetensors"},
+    }
+    graph["9"] = {"class_type": "SpecARDecodeTokens", "inputs": {"model": ["8", 0], "tokens": [SAMPLE, 1]}}
+    graph["10"] = {"class_type": "SaveImage", "inputs": {"images": ["9", 0], "filename_prefix": "never"}}
+    node, sentence = refusal(client, graph)
+    assert node == "9"
+    assert "tiny with 96 codes, but other-codes has 64" in sentence

@@ -1,0 +1,123 @@
+"""Weights under ComfyUI's management: nothing is stranded when a model does not fit, and errors stay recognisable."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as mm
+import pytest
+import tiny
+import torch
+
+from speculative_ar.nodes import loaders, memory
+
+META = torch.device("meta")
+TOO_LITTLE = 200_000  # bytes; the tiny network is more than twice as big
+
+
+@pytest.fixture
+def managed(tmp_path: Path) -> memory.ManagedModel:
+    tiny.write_model(tmp_path / "tiny.safetensors")
+    tiny.write_vq(tmp_path)
+    return loaders.load(tmp_path / "tiny.safetensors", "auto")
+
+
+def logits(model: Any, device: str) -> torch.Tensor:
+    model.device = torch.device(device)
+    session = model.session(model.class_label(0), 2, True, 4)
+    tokens = torch.arange(8, device=device).view(2, 4)
+    return session.forward(tokens, torch.tensor([-1, -1], device=device))
+
+
+def test_a_network_that_does_not_fit_is_streamed_and_computes_on_the_device(managed: memory.ManagedModel):
+    """Loading to the meta device: any tensor that stays behind and is not cast at use stops the forward pass."""
+    managed.network.load(device_to=META, lowvram_model_memory=TOO_LITTLE)
+    network = managed.network.model
+    devices = {parameter.device.type for parameter in network.parameters()}
+    assert devices == {"cpu", "meta"}, "the budget was meant to split the network"
+    assert managed.streamed
+    for module in network.modules():
+        stays = [p for p in module.parameters(recurse=False) if p.device.type == "cpu"]
+        assert not stays or module.comfy_cast_weights
+    assert not list(network.buffers())
+    assert logits(managed.model, "meta").shape == (2, 2, 4, managed.model.vocabulary)
+
+
+def test_a_tokenizer_that_does_not_fit_is_streamed_as_well(managed: memory.ManagedModel):
+    managed.vq.load(device_to=META, lowvram_model_memory=1)
+    model = managed.model
+    model.device = META
+    tokens = torch.zeros(1, 256, dtype=torch.long, device=META)
+    assert model.decode(tokens, model.layout(model.class_label(0))).shape == (1, 64, 64, 3)
+    assert model.code_embeddings().device == META
+
+
+def test_streaming_does_not_change_a_logit(managed: memory.ManagedModel):
+    whole = logits(managed.model, "cpu")
+    managed.network.load(device_to=torch.device("cpu"), lowvram_model_memory=TOO_LITTLE)
+    assert managed.streamed
+    assert torch.equal(logits(managed.model, "cpu"), whole)
+
+
+def test_target_tokenizer_and_draft_are_all_placed(managed: memory.ManagedModel, tmp_path: Path):
+    draft = loaders.load(tmp_path / "tiny.safetensors", "auto", with_vq=False)
+    assert draft.vq is None
+    memory.place_for_sampling(managed, draft, memory_required=1 << 20)
+    placed = mm.loaded_models()
+    assert {id(patcher) for patcher in (managed.network, managed.vq, draft.network)} <= {id(one) for one in placed}
+    assert not managed.streamed
+
+
+def test_an_outside_unload_is_no_obstacle(managed: memory.ManagedModel):
+    memory.place_for_sampling(managed, None, memory_required=0)
+    before = logits(managed.model, "cpu")
+    mm.unload_all_models()
+    memory.place_for_sampling(managed, None, memory_required=0)
+    assert torch.equal(logits(managed.model, "cpu"), before)
+
+
+def test_nothing_outlives_the_last_reference(tmp_path: Path):
+    tiny.write_model(tmp_path / "tiny.safetensors")
+    tiny.write_vq(tmp_path)
+    managed = loaders.load(tmp_path / "tiny.safetensors", "auto")
+    memory.place_for_sampling(managed, None, memory_required=0)
+    alive = [weakref.ref(thing) for thing in (managed.model, managed.network.model, managed.vq.model)]
+    gc.disable()
+    del managed
+    mm.cleanup_models()
+    gc.enable()
+    assert [ref() for ref in alive] == [None] * 3
+
+
+def test_auto_precision_on_a_processor_is_float32(managed: memory.ManagedModel):
+    assert memory.computing_dtype("auto") == torch.float32
+    assert memory.computing_dtype("bf16") == torch.bfloat16
+    assert managed.model.dtype == torch.float32
+    assert {parameter.dtype for parameter in managed.network.model.parameters()} == {torch.float32}
+
+
+def test_half_precision_weights_compute_in_half_precision(managed: memory.ManagedModel, tmp_path: Path):
+    half = loaders.load(tmp_path / "tiny.safetensors", "bf16")
+    assert {parameter.dtype for parameter in half.network.model.parameters()} == {torch.bfloat16}
+    found, expected = logits(half.model, "cpu"), logits(managed.model, "cpu")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+
+
+def test_an_out_of_memory_error_keeps_its_identity_and_gains_advice():
+    error = torch.OutOfMemoryError("no room for 3 GiB")
+    with pytest.raises(mm.OOM_EXCEPTION) as caught, memory.explained_out_of_memory("Lower batch_size."):
+        raise error
+    assert caught.value is error
+    assert str(error) == "no room for 3 GiB\nLower batch_size."
+
+
+def test_a_cancelled_run_passes_through_unchanged():
+    error = mm.InterruptProcessingException()
+    with pytest.raises(mm.InterruptProcessingException) as caught, memory.explained_out_of_memory("Lower batch_size."):
+        raise error
+    assert caught.value is error
+    assert error.args == ()
