@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import difflib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from .engine import decode_by_draft_model, decode_by_jacobi
-from .interface import OnStep, Progress, SamplerSettings, TokenLayout, TokenModel
+from .interface import (
+    DecoderOptions,
+    Grouping,
+    Initialise,
+    OnStep,
+    Progress,
+    Redraft,
+    SamplerSettings,
+    TokenLayout,
+    TokenModel,
+    Verify,
+)
 from .statistics import Statistics, Trace
 from .table import AUTO, AUTO_DECODER, DECODERS, Decoder
 
@@ -117,9 +129,15 @@ def check_settings(settings: SamplerSettings, decoder: Decoder, model: TokenMode
         (not 0 < settings.top_p <= 1, f"top_p is {settings.top_p}: choose a top_p above 0 and up to 1."),
         (settings.options.group_size < 1, f"group_size is {settings.options.group_size}: choose 1 or more."),
     )
-    for failed, sentence in checks:
+    for failed, sentence in (*checks, *_unknown_options(settings.options)):
         if failed:
             raise ValueError(sentence)
+
+
+def _unknown_options(options: DecoderOptions) -> Iterator[tuple[bool, str]]:
+    for name, kind in (("redraft", Redraft), ("verify", Verify), ("initialise", Initialise), ("grouping", Grouping)):
+        given, accepted = getattr(options, name), get_args(kind)
+        yield given is not None and given not in accepted, f"{name} is {given!r}: choose one of {', '.join(accepted)}."
 
 
 def _resolve(settings: SamplerSettings) -> Decoder:

@@ -19,6 +19,8 @@ DTYPES = [AUTO, "bf16", "fp16", "fp32"]
 
 def load(path: Path, dtype: str, **more: Any) -> ManagedModel:
     """Loads a checkpoint into ordinary memory, built from ComfyUI's layers so that it can be moved and streamed."""
+    if refusal := sockets.not_listed("dtype", dtype, DTYPES):
+        raise ValueError(refusal)
     model = model_loaders.load(
         path,
         device=mm.unet_offload_device(),

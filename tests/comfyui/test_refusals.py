@@ -77,6 +77,7 @@ WIRED = [
     (SAMPLE, "batch_size", "0", "batch_size is 0"),
     (SAMPLE, "decoder", "medusa", "'medusa' is not a decoder"),
     (LOAD, "checkpoint", "nothing", "'nothing' is not in"),
+    (LOAD, "dtype", "int4", "dtype is 'int4'"),
 ]
 
 

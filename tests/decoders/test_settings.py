@@ -21,6 +21,8 @@ BAD = [
     ({"top_p": 0.0}, "top_p is 0.0"),
     ({"top_p": 1.1}, "top_p is 1.1"),
     ({"options": DecoderOptions(group_size=0)}, "group_size is 0"),
+    ({"options": DecoderOptions(verify="always")}, "verify is 'always': choose one of speculative, grouped, exact"),
+    ({"options": DecoderOptions(initialise="below")}, "initialise is 'below': choose one of random, left"),
     ({"decoder": "draft-model"}, "needs a draft model: connect one"),
 ]
 
