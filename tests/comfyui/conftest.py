@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import comfyui
+import environment
 from comfyui_client import Client
 
 HELPER_PACKS = Path(__file__).parent / "packs"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +33,7 @@ def client(server: comfyui.Server) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The browser's executable. Where none is installed its tests are skipped, but under CI that is a failure."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = environment.browser()
     if found is None:
         if os.environ.get("CI"):
             pytest.fail("no Chromium on this machine, so the browser tests can't run")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 import comfyui
 from comfyui_client import Client
 
@@ -28,3 +32,13 @@ def test_the_server_stops_and_leaves_nothing() -> None:
         assert server.base.is_dir()
     assert not server.base.exists()
     assert server.process.poll() is not None
+
+
+def test_the_pack_is_copied_where_links_are_not_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("a required privilege is not held by the client")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    comfyui.link(comfyui.ROOT, tmp_path / "pack")
+    assert (tmp_path / "pack" / "nodes" / "extension.py").is_file()
+    assert not (tmp_path / "pack" / ".environment").exists()

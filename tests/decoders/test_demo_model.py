@@ -1,0 +1,67 @@
+"""seed-exact on the bundled, really trained model: plain AR's tokens, one for one, in fewer passes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from speculative_ar import model_loaders
+from speculative_ar.decoders import DecoderOptions, Generation, SamplerSettings, generate
+
+CASES = [(seed, 7 * seed, 1 + seed % 3) for seed in range(18)]  # (seed, label, batch size)
+DRAFT_LENGTHS = (5, 32, 64)  # with the cases above 54 combinations
+
+
+@cache
+def target() -> Any:
+    return model_loaders.load(model_loaders.bundled()["demo-tokens"], dtype=torch.float32)
+
+
+@cache
+def draft() -> Any:
+    return model_loaders.load(model_loaders.bundled()["demo-tokens-draft"], dtype=torch.float32, with_vq=False)
+
+
+def run(decoder: str, seed: int, label: int, batch_size: int, draft_length: int = 32, **more: Any) -> Generation:
+    settings = SamplerSettings(
+        decoder=decoder, draft_length=draft_length, seed=seed, batch_size=batch_size, guidance_scale=2.5, **more
+    )
+    model = target()
+    return generate(model, model.class_label(label % model.classes), settings, draft_model=draft())
+
+
+@cache
+def reference(seed: int, label: int, batch_size: int) -> Generation:
+    return run("ar", seed, label, batch_size)
+
+
+@pytest.mark.parametrize("draft_length", DRAFT_LENGTHS)
+@pytest.mark.parametrize(("seed", "label", "batch_size"), CASES)
+def test_seed_exact_returns_the_tokens_of_ar(seed: int, label: int, batch_size: int, draft_length: int) -> None:
+    exact = run("seed-exact", seed, label, batch_size, draft_length)
+    plain = reference(seed, label, batch_size)
+    assert torch.equal(exact.tokens, plain.tokens)
+    assert plain.statistics.forward_passes == 256
+    assert exact.statistics.forward_passes < 200
+
+
+@pytest.mark.parametrize(("seed", "label", "batch_size"), CASES[:6])
+def test_seed_exact_with_the_draft_model_returns_the_tokens_of_ar(seed: int, label: int, batch_size: int) -> None:
+    exact = run("draft-model", seed, label, batch_size, 6, options=DecoderOptions(verify="exact"))
+    assert torch.equal(exact.tokens, reference(seed, label, batch_size).tokens)
+
+
+@pytest.mark.parametrize("decoder", ["ar", "seed-exact", "scd-gumbel", "scd-maximal", "sjd", "gsd", "draft-model"])
+def test_image_of_a_batch_equals_the_single_image(decoder: str) -> None:
+    together = run(decoder, 3, 5, 3, 8)
+    alone = run(decoder, 3, 5, 1, 8, first_index=2)
+    assert torch.equal(alone.tokens[0], together.tokens[2])
+
+
+def test_the_draft_model_is_a_useful_one() -> None:
+    statistics = run("draft-model", 1, 2, 2, 6).statistics
+    assert statistics.acceptance_rate > 0.2
+    assert statistics.forward_passes < 200
