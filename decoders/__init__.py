@@ -1,6 +1,6 @@
 """The decoding algorithms. Plain torch: this room knows no model family and no ComfyUI."""
 
-from .generate import MAX_SEED, Generation, generate
+from .generate import MAX_SEED, Generation, check, generate
 from .interface import DecoderOptions, Progress, SamplerSettings, TokenLayout, TokenModel, TokenSession
 from .statistics import Statistics
 from .table import AUTO, DECODERS, Decoder
@@ -18,5 +18,6 @@ __all__ = [
     "TokenLayout",
     "TokenModel",
     "TokenSession",
+    "check",
     "generate",
 ]

@@ -61,11 +61,7 @@ def generate(
     on_step is called before each forward pass, the draft model's too, and may raise to stop: what it raises propagates
     unchanged and the caches are freed. Raises ValueError with one sentence for settings that cannot be met.
     """
-    decoder = _resolve(settings)
-    layout = model.layout(condition)
-    check_settings(settings, decoder, model, layout)
-    if decoder.needs_draft_model:
-        draft_model = _checked_draft(draft_model, model, condition, layout)
+    decoder, layout = check(model, condition, settings, draft_model)
     drafts = _drafts_per_pass(decoder, settings)
     trace = Trace(layout, settings.batch_size, drafts)
     with trace.timed("total"):
@@ -98,7 +94,7 @@ def _decode(
             session = model.session(condition, settings.batch_size, guided, window)
             sessions.append(session)
             if draft_model is not None and decoder.needs_draft_model:
-                sessions.append(draft_model.session(condition, settings.batch_size, guided, max(window, 2)))
+                sessions.append(draft_model.session(condition, settings.batch_size, guided, window))
         trace.prefill_passes = session.prefill_passes
         if decoder.needs_draft_model:
             return decode_by_draft_model(session, sessions[1], layout, settings, parts, trace, on_step, device)
@@ -108,8 +104,19 @@ def _decode(
             opened.close()
 
 
-def check_settings(settings: SamplerSettings, decoder: Decoder, model: TokenModel, layout: TokenLayout) -> None:
-    """Raises ValueError with one sentence that says what was given, what is accepted and what to do."""
+def check(
+    model: TokenModel, condition: Any, settings: SamplerSettings, draft_model: TokenModel | None = None
+) -> tuple[Decoder, TokenLayout]:
+    """The decoder and the layout of a run; raises ValueError as `generate` does, before anything is computed."""
+    decoder = _resolve(settings)
+    layout = model.layout(condition)
+    _check_settings(settings, decoder, model, layout)
+    if decoder.needs_draft_model:
+        _check_draft(draft_model, model, condition, layout)
+    return decoder, layout
+
+
+def _check_settings(settings: SamplerSettings, decoder: Decoder, model: TokenModel, layout: TokenLayout) -> None:
     length, positions, vocabulary = settings.draft_length, layout.positions, model.vocabulary
     checks = (
         (
@@ -156,9 +163,7 @@ def _drafts_per_pass(decoder: Decoder, settings: SamplerSettings) -> int:
     return settings.draft_length if decoder.needs_draft_model else settings.draft_length - 1
 
 
-def _checked_draft(
-    draft_model: TokenModel | None, model: TokenModel, condition: Any, layout: TokenLayout
-) -> TokenModel:
+def _check_draft(draft_model: TokenModel | None, model: TokenModel, condition: Any, layout: TokenLayout) -> None:
     if draft_model is None:
         raise ValueError("The decoder draft-model needs a draft model: connect one, or choose another decoder.")
     if draft_model.vocabulary != model.vocabulary:
@@ -172,7 +177,6 @@ def _checked_draft(
             f"The draft model {draft_model.name} makes a grid of {_times(draft_grid)} codes and {model.name} one of "
             f"{_times(layout.grid)}: use a draft model for the same picture size."
         )
-    return draft_model
 
 
 def _times(grid: tuple[int, int, int]) -> str:

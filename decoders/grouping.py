@@ -39,7 +39,7 @@ class DynamicGroups:
         inside = (neighbour_ranks >= 0) & (neighbour_ranks < order.shape[-1])
         codes = order.gather(-1, neighbour_ranks.clamp(0, order.shape[-1] - 1))
         p, q = target.gather(-1, codes), source.gather(-1, codes)
-        alike = (p - at(target, drafts)[..., None]).abs() < self.probability_gap
+        alike = (p - at(target, drafts)[..., None]).abs() <= self.probability_gap
         distance = (self.embeddings[codes] - self.embeddings[drafts][..., None, :]).norm(dim=-1)
         members = inside & alike & (distance <= self.distance_limit)
         return (p * members).sum(-1), (q * members).sum(-1)

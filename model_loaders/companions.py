@@ -87,7 +87,9 @@ def _vq_beside(model: Checkpoint, source: VQSource) -> Checkpoint:
         try:
             checkpoint = Checkpoint([file])
         except CheckpointError:
-            continue  # a damaged neighbour is no obstacle
+            if file.stem == published:
+                raise
+            continue  # another file's damage is no obstacle
         if is_vq(checkpoint.shapes) and checkpoint.shapes["quantize.embedding.weight"][0] == source.codes:
             if file.stem == published:
                 return checkpoint

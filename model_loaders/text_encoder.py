@@ -65,7 +65,7 @@ def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype) ->
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     precision = {"dtype" if version >= (4, 56) else "torch_dtype": dtype}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True, **precision)
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointError(

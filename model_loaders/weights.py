@@ -36,7 +36,8 @@ def fill(
     check_fit(str(checkpoint.path), expected, checkpoint.shapes, sources)
     state = {}
     for name in expected:
-        parts = [checkpoint.tensor(part).to(device, dtype) for part in sources[name]]
+        # A copy, so that a checkpoint file that is replaced or deleted takes no loaded weight with it.
+        parts = [checkpoint.tensor(part).to(device, dtype, copy=True) for part in sources[name]]
         state[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
     network.load_state_dict(state, assign=True)
     network.requires_grad_(False).eval()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..decoders import AUTO, DECODERS, DecoderOptions, Generation, SamplerSettings, Statistics, generate
+from ..decoders import AUTO, DECODERS, DecoderOptions, Generation, SamplerSettings, Statistics, check, generate
 from ..decoders.table import AUTO_DECODER
 from . import sockets
 from .decode import DecodedTokens, to_pictures
@@ -17,7 +17,7 @@ from .memory import ManagedModel, explained_out_of_memory, place_for_sampling
 from .progress import RunProgress
 
 CHOICES = [AUTO, *DECODERS]
-LOGIT_COPIES = 8  # both guidance streams, filtered, sorted, as probabilities, as drafted from, noise
+LOGIT_COPIES = 16  # both guidance streams, filtered, sorted, as probabilities, as drafted from, noise
 ADVICE = "The sampler ran out of memory: lower batch_size or draft_length, or set cfg to 1."
 
 
@@ -203,7 +203,7 @@ def memory_required(target: ManagedModel, draft: ManagedModel | None, settings: 
     guided = settings.guidance_scale > 1
     models = [target] if draft is None else [target, draft]
     caches = sum(
-        managed.model.memory_required(settings.batch_size, guided, settings.draft_length) for managed in models
+        managed.model.memory_required(settings.batch_size, guided, settings.draft_length + 1) for managed in models
     )
     row = target.model.vocabulary * torch.float32.itemsize
     return caches + LOGIT_COPIES * settings.batch_size * settings.draft_length * row
@@ -217,6 +217,7 @@ def sample(
     progress: RunProgress,
 ) -> Generation:
     """Places the models with room for what this run allocates, and decodes."""
+    check(target.model, conditioning, settings, None if draft is None else draft.model)
     place_for_sampling(target, draft, memory_required(target, draft, settings))
     return generate(
         target.model,

@@ -30,7 +30,7 @@ from speculative_ar import model_loaders  # noqa: E402
 from speculative_ar.decoders import DECODERS, SamplerSettings, Statistics, TokenSession, generate  # noqa: E402
 
 DRAFT_LENGTHS = (16, 32, 64)
-DRAFT_MODEL_LENGTHS = (4, 8, *DRAFT_LENGTHS)  # a draft model pays one pass of its own per token: short drafts suit it
+DRAFT_MODEL_LENGTHS = (4, 8, 16)  # each draft costs a pass of the small model: longer ones lose more than they save
 QUICK_PAIRS, QUICK_LENGTHS, QUICK_DRAFT_MODEL_LENGTHS = 3, (32,), (8,)
 DTYPE = torch.float32  # what the nodes choose on a CPU
 

@@ -99,7 +99,8 @@ class Server:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self.base, ignore_errors=True)
+        if self.base.is_absolute():  # the folder that start() made
+            shutil.rmtree(self.base, ignore_errors=True)
 
     def _fill_base(self) -> None:
         for folder in FOLDERS:

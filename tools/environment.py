@@ -81,7 +81,7 @@ def prepare(packages: list[str]) -> None:
     _check_python()
     if not PIP.exists():
         say(f"making a Python environment in {VENV}")
-        venv.create(VENV, with_pip=True, clear=True)
+        venv.create(VENV, with_pip=True, clear=True, symlinks=os.name != "nt")
     _fetch_comfyui()
     _install(packages)
 

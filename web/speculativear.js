@@ -102,6 +102,7 @@ function findNode(executionId) {
 app.registerExtension({
   name: "speculativear.nodes",
   nodeCreated(node) {
+    if (!node.comfyClass?.startsWith("SpecAR")) return;
     for (const [name] of choosers(node)) {
       const widget = node.widgets.find((candidate) => candidate.name === name);
       chain(widget, "callback", () => applyVisibility(node));

@@ -20,7 +20,7 @@ def members(row: torch.Tensor, draft: int, size: int, gap: float, limit: float) 
     return [
         code
         for code in near
-        if abs(row[code] - row[draft]) < gap and (EMBEDDINGS[code] - EMBEDDINGS[draft]).norm() <= limit
+        if abs(row[code] - row[draft]) <= gap and (EMBEDDINGS[code] - EMBEDDINGS[draft]).norm() <= limit
     ]
 
 

@@ -47,5 +47,5 @@ def test_draft_model_of_another_vocabulary() -> None:
 
 def test_draft_model_of_another_grid() -> None:
     settings = SamplerSettings(decoder="draft-model", draft_length=2)
-    with pytest.raises(ValueError, match="a grid of 1x1x5 codes and toy one of 1x1x6"):
+    with pytest.raises(ValueError, match="a grid of 1x1x5 codes and toy one of 1x2x3"):
         generate(ToyModel(3, 6), None, settings, draft_model=ToyModel(3, 5))

@@ -21,6 +21,7 @@ class ToyModel:
     def __init__(self, vocabulary: int = 3, positions: int = 5, seed: int = 0, forced: dict[int, int] | None = None):
         generator = torch.Generator().manual_seed(seed)
         self.vocabulary, self.positions = vocabulary, positions
+        self.rows = 2 - positions % 2
         self.tables = 1.3 * torch.randn(2, vocabulary + 1, vocabulary + 1, vocabulary, generator=generator)
         self.embeddings = torch.randn(vocabulary, 4, generator=generator)
         self.forced = torch.full((positions,), -1)
@@ -28,7 +29,7 @@ class ToyModel:
             self.forced[position] = code
 
     def layout(self, condition: None) -> TokenLayout:
-        return TokenLayout((1, 1, self.positions), self.forced)
+        return TokenLayout((1, self.rows, self.positions // self.rows), self.forced)
 
     def session(self, condition: None, batch_size: int, guided: bool, window: int) -> ToySession:
         return ToySession(self, batch_size, guided, window)
