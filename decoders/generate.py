@@ -43,7 +43,9 @@ class Generation:
         """float32 [B * frames, H, W, 3] in 0..1; its time enters the statistics."""
         begin = time.perf_counter()
         pictures = self.model.decode(self.tokens, self.layout)
-        self.statistics.seconds["decode"] = time.perf_counter() - begin
+        elapsed, seconds = time.perf_counter() - begin, self.statistics.seconds
+        seconds["total"] += elapsed - seconds["decode"]
+        seconds["decode"] = elapsed
         return pictures
 
 

@@ -67,14 +67,15 @@ def dynamic_groups(embeddings: Tensor, size: int, probability_gap: float, relati
 
 def static_groups(embeddings: Tensor, size: int, iterations: int = 10) -> StaticGroups:
     """Lloyd's k-means with V / size centres, started from evenly spaced codes, so the partition is reproducible."""
+    device, embeddings = embeddings.device, embeddings.cpu()  # sums on a GPU come in no fixed order
     count = max(1, embeddings.shape[0] // size)
-    centres = embeddings[torch.linspace(0, embeddings.shape[0] - 1, count, device=embeddings.device).long()]
+    centres = embeddings[torch.linspace(0, embeddings.shape[0] - 1, count).long()]
     for _ in range(iterations):
         group_of = torch.cdist(embeddings, centres).argmin(-1)
         sums = torch.zeros_like(centres).index_add_(0, group_of, embeddings)
         sizes = torch.bincount(group_of, minlength=count)[:, None]
         centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
-    return StaticGroups(torch.cdist(embeddings, centres).argmin(-1), count)
+    return StaticGroups(torch.cdist(embeddings, centres).argmin(-1).to(device), count)
 
 
 def median_neighbour_distance(embeddings: Tensor) -> float:

@@ -20,7 +20,7 @@ class Statistics:
     accepted_per_pass: one list per row, the positions that each forward pass made final.
     acceptance_map: one list per row and position, the size of the pass that made it final (0 where none did).
     acceptance_rate: accepted / drafted free positions. mean_accepted_length: final positions a pass.
-    pass_reduction: free positions / forward passes. seconds by the host's clock; total is without decode.
+    pass_reduction: free positions / forward passes. seconds by the host's clock; total is their sum.
     """
 
     decoder: str

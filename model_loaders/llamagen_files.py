@@ -23,6 +23,7 @@ T2I_VQ = ("peizesun/llamagen_t2i", "vq_ds16_t2i.pt")
 _TYPICAL_HEAD_DIM = 64
 _HEADS_OF_WIDTH = {3200: 32, 4096: 32}
 _DEFAULT_GRID = 16
+_ANY_MODEL = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?")
 
 # The re-packed safetensors in circulation name things as transformers' Llama does; rotary channels are not permuted.
 _RENAMES = (
@@ -160,7 +161,7 @@ def load_llamagen(checkpoint: Checkpoint, options: LoadOptions) -> LlamaGen:
 def _title(checkpoint: Checkpoint) -> str:
     """The file's name without its suffix, or the folder's where the file has the name that every model has."""
     stem = checkpoint.path.stem
-    return checkpoint.folder.resolve().name if stem.startswith(("model", "pytorch_model")) else stem
+    return checkpoint.folder.resolve().name if _ANY_MODEL.fullmatch(stem) else stem
 
 
 def _text_encoder(
