@@ -13,6 +13,7 @@ from speculative_ar.model_loaders.detect import family_of
 from speculative_ar.model_loaders.llamagen import LlamaGenNetwork
 from speculative_ar.model_loaders.llamagen_files import key_map, read_config
 from speculative_ar.model_loaders.weights import check_fit
+from tests.model_loaders.repacking import repacked
 
 MANIFESTS = Path(__file__).parents[1] / "golden" / "manifests"
 SIZES = {  # layers, heads, dim, ffn: the table of the paper and its code
@@ -31,30 +32,12 @@ def shapes_of(name: str) -> dict[str, tuple[int, ...]]:
     return {key: tuple(shape) for key, (shape, _) in keys.items()}
 
 
-def repacked(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The same model in the layout of transformers' Llama, query, key and value apart."""
-    result = {}
-    for name, shape in shapes.items():
-        for official, other in (
-            ("tok_embeddings", "embed_tokens"),
-            ("attention.wo", "self_attn.o_proj"),
-            ("feed_forward.w1", "mlp.gate_proj"),
-            ("feed_forward.w3", "mlp.up_proj"),
-            ("feed_forward.w2", "mlp.down_proj"),
-            ("attention_norm", "input_layernorm"),
-            ("ffn_norm", "post_attention_layernorm"),
-        ):
-            name = name.replace(official, other)
-        if "wqkv" in name:
-            for letter in "qkv":
-                part = name.replace("attention.wqkv", f"self_attn.{letter}_proj")
-                result[f"model.{part}"] = (shape[0] // 3, shape[1])
-        else:
-            result["lm_head.weight" if name == "output.weight" else f"model.{name}"] = shape
-    return result
+def repacked_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    weights = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return {name: tuple(tensor.shape) for name, tensor in repacked(weights).items()}
 
 
-@pytest.mark.parametrize("layout", [dict, repacked])
+@pytest.mark.parametrize("layout", [dict, repacked_shapes])
 @pytest.mark.parametrize("name", SIZES)
 def test_a_released_file_fits_the_network(name: str, layout: type) -> None:
     shapes = layout(shapes_of(name))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from speculative_ar import model_loaders
 from speculative_ar.model_loaders.checkpoint_files import Checkpoint
+from tests.model_loaders.repacking import repacked
 
 Weights = dict[str, Tensor]
 HEADS_AND_GRID = {"heads": "4", "grid": "[4, 4]"}
@@ -117,26 +118,8 @@ def among_training_leftovers(folder: Path, weights: Weights) -> Path:
     return folder_of_one(folder, weights)
 
 
-def repacked(folder: Path, weights: Weights) -> Path:
-    """The layout of the safetensors in circulation: transformers' names, query, key and value apart."""
-    result = {}
-    for name, tensor in weights.items():
-        for official, other in (
-            ("tok_embeddings", "embed_tokens"),
-            ("attention.wo", "self_attn.o_proj"),
-            ("feed_forward.w1", "mlp.gate_proj"),
-            ("feed_forward.w3", "mlp.up_proj"),
-            ("feed_forward.w2", "mlp.down_proj"),
-            ("attention_norm", "input_layernorm"),
-            ("ffn_norm", "post_attention_layernorm"),
-        ):
-            name = name.replace(official, other)
-        if "wqkv" in name:
-            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
-                result["model." + name.replace("attention.wqkv", f"self_attn.{letter}_proj")] = part.clone()
-        else:
-            result["lm_head.weight" if name == "output.weight" else f"model.{name}"] = tensor
-    save_file(result, folder / "model.safetensors", metadata={"format": "pt"})
+def repacked_safetensors(folder: Path, weights: Weights) -> Path:
+    save_file(repacked(weights), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -161,7 +144,7 @@ WRITERS = [
     sharded_bin,
     both_with_worthless_bin,
     among_training_leftovers,
-    repacked,
+    repacked_safetensors,
 ]
 
 
