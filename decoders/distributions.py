@@ -22,17 +22,18 @@ def filter_logits(logits: Tensor, temperature: float, top_k: int, top_p: float) 
     """
     if temperature == 0:
         temperature, top_k = 1.0, 1
-    logits = logits / temperature
+    if temperature != 1:
+        logits = logits / temperature
     if 0 < top_k < logits.shape[-1]:
-        logits = logits.masked_fill(~top_k_mask(logits, top_k), -torch.inf)
+        logits = torch.where(top_k_mask(logits, top_k), logits, -torch.inf)
     if top_p < 1:
-        logits = logits.masked_fill(~top_p_mask(logits, top_p), -torch.inf)
+        logits = torch.where(top_p_mask(logits, top_p), logits, -torch.inf)
     return logits
 
 
 def top_k_mask(logits: Tensor, k: int) -> Tensor:
     """True for exactly k entries of each row; among equals the lowest index wins."""
-    kth = logits.topk(k, dim=-1).values[..., -1:]
+    kth = logits.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     above, equal = logits > kth, logits == kth
     return above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
 

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from .window import at
 
+_CODE_BITS = 20  # more than any vocabulary needs
+_CODE = (1 << _CODE_BITS) - 1
+_NO_KEY = 1 << 62
+
 
 class Groups(Protocol):
     def masses(self, target: Tensor, source: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,19 +34,25 @@ class DynamicGroups:
     embeddings: Tensor  # float32 [V, C]
 
     def masses(self, target: Tensor, source: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
-        order = target.argsort(dim=-1, stable=True)
-        ranks = torch.empty_like(order).scatter_(
-            -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
-        )
-        offsets = torch.arange(self.size, device=order.device) - self.size // 2
-        neighbour_ranks = at(ranks, drafts)[..., None] + offsets
-        inside = (neighbour_ranks >= 0) & (neighbour_ranks < order.shape[-1])
-        codes = order.gather(-1, neighbour_ranks.clamp(0, order.shape[-1] - 1))
+        keys = _rank_keys(target)
+        own = at(keys, drafts)[..., None]
+        below, above = min(self.size // 2, keys.shape[-1]), min(self.size - self.size // 2 - 1, keys.shape[-1])
+        members_below = torch.where(keys < own, keys, -1).topk(below, dim=-1).values
+        members_above = torch.where(keys > own, keys, _NO_KEY).topk(above, dim=-1, largest=False).values
+        neighbours = torch.cat((members_below, own, members_above), dim=-1)
+        inside = (neighbours >= 0) & (neighbours < _NO_KEY)
+        codes = (neighbours & _CODE).clamp(max=keys.shape[-1] - 1)
         p, q = target.gather(-1, codes), source.gather(-1, codes)
         alike = (p - at(target, drafts)[..., None]).abs() <= self.probability_gap
         distance = (self.embeddings[codes] - self.embeddings[drafts][..., None, :]).norm(dim=-1)
         members = inside & alike & (distance <= self.distance_limit)
         return (p * members).sum(-1), (q * members).sum(-1)
+
+
+def _rank_keys(rows: Tensor) -> Tensor:
+    """int64 [..., V] in the order of a stable sort by probability: a float's bits rise with it, equals go by code."""
+    codes = torch.arange(rows.shape[-1], device=rows.device)
+    return rows.contiguous().view(torch.int32).long() << _CODE_BITS | codes
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 """Randomness as a pure function: the same seed, image, position and code give the same number on every device.
 
-A counter hash in int64 tensor operations, so nothing depends on the window, the batch or a generator's state. Mixing
-function: lowbias32 (C. Wellons, "Prospecting for hash functions", 2018), absorbed into two 32-bit lanes per row.
+A counter hash in tensor operations, so nothing depends on the window, the batch or a generator's state. Mixing
+function: lowbias32 (C. Wellons, "Prospecting for hash functions", 2018), absorbed into two 32-bit lanes per row. Words
+are int32, whose products wrap: a processor multiplies twice as many of them at a time as of int64, or more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import torch
 from torch import Tensor
 
 _BITS = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9
+
+
+def _word(value: int) -> int:
+    """The int32 with the low 32 bits of an integer."""
+    return (value & _BITS) - ((value & 1 << 31) << 1)
+
+
+_GOLDEN = _word(0x9E3779B9)
+_FACTORS = _word(0x7FEB352D), _word(0x846CA68B)
 
 
 class Purpose(IntEnum):
@@ -25,12 +34,16 @@ class Purpose(IntEnum):
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit values. Multipliers above 2^31 are taken modulo 2^32 as negatives, so int64 never wraps."""
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _BITS
-    x = x ^ (x >> 15)
-    x = (x * (0x846CA68B - (1 << 32))) & _BITS
-    return x ^ (x >> 16)
+    """A bijection of 32-bit words, in place. Shifts of signed words drag the sign along; the masks drop it."""
+    _fold(x, 16, 0xFFFF)
+    x.mul_(_FACTORS[0])
+    _fold(x, 15, 0x1FFFF)
+    x.mul_(_FACTORS[1])
+    return _fold(x, 16, 0xFFFF)
+
+
+def _fold(x: Tensor, shift: int, mask: int) -> Tensor:
+    return x.bitwise_xor_((x >> shift).bitwise_and_(mask))
 
 
 class Noise:
@@ -41,15 +54,16 @@ class Noise:
     """
 
     def __init__(self, seed: int, first_index: int, batch_size: int, device: torch.device) -> None:
-        sample = torch.arange(first_index, first_index + batch_size, device=device)
+        sample = torch.arange(first_index, first_index + batch_size, device=device, dtype=torch.int32)
         lanes = tuple(torch.full_like(sample, start) for start in (0x2545F491, 0x6C078965))
-        for word in (seed & _BITS, seed >> 32 & _BITS, sample):
+        for word in (_word(seed), _word(seed >> 32), sample):
             lanes = _absorb(lanes, word)
         self._lanes = lanes
 
     def _bits(self, purpose: Purpose, positions: Tensor, passes: Tensor | None) -> tuple[Tensor, Tensor]:
         lanes = tuple(lane[:, None] for lane in self._lanes)
-        counter = torch.zeros_like(positions) if passes is None else passes[:, None] + 1
+        positions = positions.int()
+        counter = torch.zeros_like(positions) if passes is None else passes.int()[:, None] + 1
         for word in (int(purpose), positions, counter):
             lanes = _absorb(lanes, word)
         return lanes[0], lanes[1]
@@ -57,23 +71,44 @@ class Noise:
     def uniform(self, purpose: Purpose, positions: Tensor, passes: Tensor | None = None) -> Tensor:
         """float32 [B, W] in [0, 1), multiples of 2^-24."""
         a, b = self._bits(purpose, positions, passes)
-        return (_mix(a ^ b) >> 8).float() * 2.0**-24
+        return (_mix(a ^ b) >> 8 & 0xFFFFFF).float() * 2.0**-24
 
     def code(self, purpose: Purpose, positions: Tensor, vocabulary: int) -> Tensor:
         """LongTensor [B, W] of uniformly drawn codes."""
         a, b = self._bits(purpose, positions, None)
-        return (_mix(a ^ b) * vocabulary) >> 32
+        return (_mix(a ^ b).long() & _BITS) * vocabulary >> 32
 
     def gumbel(self, purpose: Purpose, positions: Tensor, vocabulary: int, passes: Tensor | None = None) -> Tensor:
         """float32 [B, W, V] of independent standard Gumbel values, -log(-log u) with u at the midpoints of 2^-32."""
         a, b = self._bits(purpose, positions, passes)
-        codes = torch.arange(vocabulary, device=positions.device)
-        bits = _mix((_mix(codes ^ a[..., None]) + b[..., None]) & _BITS)
-        lower = (bits.float() + 0.5) * 2.0**-32
-        upper = ((_BITS - bits).float() + 0.5) * 2.0**-32  # 1 - u, exact where u itself would round to 1
-        exponential = torch.where(bits < 1 << 31, -lower.log(), -torch.log1p(-upper))
-        return -exponential.log()
+        codes = torch.arange(vocabulary, device=positions.device, dtype=torch.int32)
+        bits = _mix(_mix(codes ^ a[..., None]).add_(b[..., None]))
+        # The nearer of u and 1 - u is exact, where the other one rounds: a negative word stands for u above one half.
+        nearer = (bits >> 31).bitwise_xor_(bits).float().add_(0.5).mul_(2.0**-32)
+        above_half = (-nearer).log1p_()
+        return torch.where(bits < 0, above_half, nearer.log_()).neg_().log_().neg_()
+
+
+class NoiseRing:
+    """The drafting Gumbel vectors of a window's positions: each is computed once, when its position enters.
+
+    rows: float32 [B, W, V], position p at p modulo W.
+    """
+
+    def __init__(self, noise: Noise, batch_size: int, window: int, vocabulary: int, device: torch.device) -> None:
+        self._noise, self._vocabulary = noise, vocabulary
+        self.rows = torch.zeros(batch_size, window, vocabulary, device=device)
+        self._images = torch.arange(batch_size, device=device)[:, None]
+
+    def enter(self, positions: Tensor) -> None:
+        """Takes in positions LongTensor [B, S]; those of W passes ago are forgotten."""
+        slots = positions % self.rows.shape[1]
+        self.rows[self._images, slots] = self._noise.gumbel(Purpose.DRAFT, positions, self._vocabulary)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """float32 [B, S, V] of positions in the window."""
+        return self.rows[self._images, positions % self.rows.shape[1]]
 
 
 def _absorb(lanes: tuple[Tensor, ...], word: Tensor | int) -> tuple[Tensor, ...]:
-    return tuple(_mix(((lane + _GOLDEN) & _BITS) ^ word) for lane in lanes)
+    return tuple(_mix((lane + _GOLDEN) ^ word) for lane in lanes)

@@ -1,14 +1,15 @@
-"""What a generation measured: kept on the host while it runs, summed up at the end, made JSON by one function."""
+"""What a generation measured: gathered on the device while it runs, summed up at the end, made JSON by one function."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .interface import Promise, TokenLayout
 
@@ -20,7 +21,10 @@ class Statistics:
     accepted_per_pass: one list per row, the positions that each forward pass made final.
     acceptance_map: one list per row and position, the size of the pass that made it final (0 where none did).
     acceptance_rate: accepted / drafted free positions. mean_accepted_length: final positions a pass.
-    pass_reduction: free positions / forward passes. seconds by the host's clock; total is their sum.
+    pass_reduction: free positions / forward passes. seconds by the host's clock, prefill and draft on a GPU by its own.
+    branches: first drafts tried in a pass. parts: the decoder's redraft, verify and initialise as they ran. prompt:
+    what the model was told, template included. window_choice: how an automatic draft length was found, or "".
+    streamed: whether weights were copied in as they were used.
     """
 
     decoder: str
@@ -44,6 +48,10 @@ class Statistics:
     tokens_per_second: float
     device: str
     dtype: str
+    branches: int = 1
+    parts: dict[str, str] = field(default_factory=dict)
+    prompt: str = ""
+    window_choice: str = ""
     streamed: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -52,44 +60,53 @@ class Statistics:
 
 
 class Trace:
-    """The host's record of a running generation: one small report a pass."""
+    """The host's record of a generation: times while it runs, counts from the board's reports when it is done."""
 
-    def __init__(self, layout: TokenLayout, batch_size: int, drafts_per_pass: int) -> None:
+    def __init__(self, layout: TokenLayout, batch_size: int, drafts_per_pass: int, device: torch.device) -> None:
         free = (layout.forced < 0).long()
         self._free_before = [0, *free.cumsum(0).tolist()]
-        self._end, self._drafts_per_pass = layout.end, drafts_per_pass
+        self._end, self._drafts_per_pass, self._device = layout.end, drafts_per_pass, device
         self.positions, self.free_positions = layout.positions, self._free_before[-1]
-        self.committed = [0] * batch_size
         self.accepted_per_pass: list[list[int]] = [[] for _ in range(batch_size)]
         self.passes = self.draft_passes = self.prefill_passes = 0
         self.drafted = self.accepted = 0
         self.seconds = dict.fromkeys(("prefill", "draft", "verify", "decode", "total"), 0.0)
+        self._spans: list[tuple[str, Any, Any]] = []
 
-    @property
-    def finished(self) -> bool:
-        return all(done >= self._end for done in self.committed)
+    def read(self, reports: Tensor) -> None:
+        """Takes LongTensor [passes, B, 2]: committed positions and accepted drafts of each row after each pass.
 
-    def record(self, report: list[list[int]]) -> None:
-        """One pass: [committed positions, accepted drafts] of each row; rows that were finished before do not count."""
-        self.passes += 1
-        for row, (committed, accepted) in enumerate(report):
-            before = self.committed[row]
-            if before >= self._end:
-                continue
-            last_draft = min(before + self._drafts_per_pass, self._end)
-            self.drafted += self._free_before[last_draft] - self._free_before[before]
-            self.accepted += self._free_before[before + accepted] - self._free_before[before]
-            self.accepted_per_pass[row].append(committed - before)
-            self.committed[row] = committed
+        A row that was finished before a pass does not count in it, nor does a pass in which all were.
+        """
+        before = [0] * len(self.accepted_per_pass)
+        for report in reports.tolist():
+            if all(done >= self._end for done in before):
+                return
+            self.passes += 1
+            for row, (committed, accepted) in enumerate(report):
+                if before[row] < self._end:
+                    self._count(row, before[row], committed, accepted)
+                    before[row] = committed
+
+    def _count(self, row: int, before: int, committed: int, accepted: int) -> None:
+        last_draft = min(before + self._drafts_per_pass, self._end)
+        self.drafted += self._free_before[last_draft] - self._free_before[before]
+        self.accepted += self._free_before[before + accepted] - self._free_before[before]
+        self.accepted_per_pass[row].append(committed - before)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Adds the block's time to `phase`."""
-        begin = time.perf_counter()
-        try:
+        """Adds the block's time to `phase`; on a GPU that of its queued work, without waiting for it."""
+        if self._device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
             yield
-        finally:
-            self.seconds[phase] += time.perf_counter() - begin
+            end.record()
+            self._spans.append((phase, begin, end))
+        else:
+            started = time.perf_counter()
+            yield
+            self.seconds[phase] += time.perf_counter() - started
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
@@ -98,23 +115,27 @@ class Trace:
         with self.timed("draft"):
             yield
 
+    def finish(self, total: float) -> None:
+        """Sums up the times once the device is done; total: seconds of the whole generation by the host's clock."""
+        for phase, begin, end in self._spans:
+            self.seconds[phase] += begin.elapsed_time(end) / 1000
+        self.seconds["total"] = total
+        self.seconds["verify"] = max(total - self.seconds["prefill"] - self.seconds["draft"], 0.0)
+
     def acceptance_map(self) -> list[list[int]]:
         """See Statistics.acceptance_map."""
         rows = [[size for size in sizes for _ in range(size)] for sizes in self.accepted_per_pass]
         return [row + [0] * (self.positions - len(row)) for row in rows]
 
-    def summary(
-        self, decoder: str, promise: Promise, seed: int, draft_length: int, device: torch.device, dtype: torch.dtype
-    ) -> Statistics:
-        """The figures of the finished generation."""
+    def summary(self, decoder: str, promise: Promise, draft_length: int, dtype: torch.dtype, **told: Any) -> Statistics:
+        """The figures of the finished generation; `told` are fields that the generation knows and no count tells."""
         sizes = [size for row in self.accepted_per_pass for size in row]
         total = self.seconds["total"]
         return Statistics(
             decoder=decoder,
             promise=promise,
-            seed=seed,
             draft_length=draft_length,
-            batch_size=len(self.committed),
+            batch_size=len(self.accepted_per_pass),
             positions=self.positions,
             free_positions=self.free_positions,
             forward_passes=self.passes,
@@ -128,7 +149,8 @@ class Trace:
             pass_reduction=self.free_positions / max(self.passes, 1),
             acceptance_map=self.acceptance_map(),
             seconds=dict(self.seconds),
-            tokens_per_second=self.free_positions * len(self.committed) / max(total, 1e-9),
-            device=str(device),
+            tokens_per_second=self.free_positions * len(self.accepted_per_pass) / max(total, 1e-9),
+            device=str(self._device),
             dtype=str(dtype).removeprefix("torch."),
+            **told,
         )

@@ -34,6 +34,19 @@ class Decoder:
     def promise(self) -> Promise:
         return PROMISES[self.verify] if self.speculative else "reference"
 
+    @property
+    def follows_branches(self) -> bool:
+        """Whether a pass may carry runner-up branches: under equality any guess is legal."""
+        return self.speculative and self.verify == "exact" and not self.needs_draft_model
+
+    @property
+    def named_parts(self) -> dict[str, str]:
+        """The parts that run, for the statistics."""
+        if not self.speculative:
+            return {}
+        own = {} if self.needs_draft_model else {"redraft": self.redraft, "initialise": self.initialise}
+        return {"verify": self.verify, **own}
+
     def with_options(self, options: DecoderOptions) -> Decoder:
         """The same decoder with the parts that the options name; plain AR has none to exchange."""
         if not self.speculative:
@@ -50,13 +63,14 @@ class Decoder:
         if self.verify == "grouped":
             accepts: Callable[[Window], Tensor] = partial(verify.grouped, groups=_groups(model, options))
         else:
-            accepts = getattr(verify, self.verify)
+            accepts = getattr(verify, self.verify) if self.speculative else verify.nothing
         return Parts(
-            initialise=getattr(initialise, self.initialise),
+            initialise=getattr(initialise, self.initialise.replace("-", "_")),
             redraft=getattr(redraft, self.redraft),
             accepts=accepts,
             resample=verify.resample_own if self.verify == "exact" else verify.resample_residual,
             needs_rows=self.verify != "exact" or self.redraft == "maximal" or self.initialise == "neighbour",
+            remembered=initialise.REMEMBERED.get(self.initialise, "nothing"),
         )
 
 

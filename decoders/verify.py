@@ -6,11 +6,12 @@ rejected draft's) to the code LongTensor [B, 1] committed there. Where no draft 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .grouping import Groups
 from .noise import Purpose
-from .window import Window, residual_draw, take_slot
+from .window import Window, residual_draw, take_slots
 
 
 def speculative(window: Window) -> Tensor:
@@ -32,10 +33,15 @@ def exact(window: Window) -> Tensor:
     return window.coupled_draws[:, :-1] == window.drafts
 
 
+def nothing(window: Window) -> Tensor:
+    """No draft at all: plain autoregressive decoding, whose window spans forced positions alone."""
+    return torch.zeros_like(window.drafts, dtype=torch.bool)
+
+
 def resample_residual(window: Window, slot: Tensor) -> Tensor:
     """A draw from norm(max(P - Q, 0)), with noise that nothing else uses."""
-    target, source = take_slot(window.probabilities, slot), take_slot(window.sources, slot)
-    position = take_slot(window.positions, slot)
+    target, source = take_slots(window.probabilities, slot), take_slots(window.sources, slot)
+    position = take_slots(window.positions, slot)
     fresh = window.noise.gumbel(Purpose.RESIDUAL, position, window.vocabulary, window.passes)
     return residual_draw(target, source, fresh)
 

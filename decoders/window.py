@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .noise import Noise, Purpose
+from .noise import Noise, NoiseRing, Purpose
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +26,7 @@ class Window:
     positions: Tensor
     passes: Tensor
     noise: Noise
+    ring: NoiseRing  # the drafting noise of the window's positions
 
     @property
     def vocabulary(self) -> int:
@@ -39,13 +40,12 @@ class Window:
     @cached_property
     def coupled_draws(self) -> Tensor:
         """LongTensor [B, W]: argmax(log P + g) with the one Gumbel vector that each position keeps for life."""
-        return draw(self.logits, self.noise.gumbel(Purpose.DRAFT, self.positions, self.vocabulary))
+        return draw(self.logits, self.ring.at(self.positions))
 
     @property
     def bonus(self) -> Tensor:
         """LongTensor [B, 1]: the code behind a wholly accepted window. Its position never had a draft before."""
-        gumbel = self.noise.gumbel(Purpose.DRAFT, self.positions[:, -1:], self.vocabulary)
-        return draw(self.logits[:, -1:], gumbel)
+        return draw(self.logits[:, -1:], self.ring.at(self.positions[:, -1:]))
 
     @cached_property
     def ratio_accepts(self) -> Tensor:
@@ -70,14 +70,15 @@ def at(rows: Tensor, codes: Tensor) -> Tensor:
     return rows.gather(-1, codes[..., None])[..., 0]
 
 
-def take_slot(rows: Tensor, slot: Tensor) -> Tensor:
-    """rows [B, W, ...], slot LongTensor [B, 1] -> [B, 1, ...]."""
-    index = slot.view(-1, *[1] * (rows.dim() - 1))
-    return torch.take_along_dim(rows, index, dim=1)
+def take_slots(rows: Tensor, slots: Tensor) -> Tensor:
+    """rows [B, W, ...], slots LongTensor [B, S] -> [B, S, ...]."""
+    return rows[torch.arange(len(rows), device=rows.device)[:, None], slots]
 
 
 def residual_draw(target: Tensor, source: Tensor, gumbel: Tensor) -> Tensor:
-    """A draw from norm(max(P - Q, 0)), or from P where rounding left no residual mass (Leviathan et al. 2023, A.1)."""
-    residual = (target - source).clamp(min=0)
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)
-    return draw(residual.log(), gumbel)
+    """A draw from norm(max(P - Q, 0)), or from P where rounding left no residual mass (Leviathan et al. 2023, A.1).
+
+    P is added 1e-30 times: that decides only where nothing else is left, for no Gumbel value makes up for it.
+    """
+    residual = (target - source).clamp_(min=0).add_(target, alpha=1e-30)
+    return draw(residual.log_(), gumbel)

@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 
+def line_rotary_table(positions: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """The usual table of text models: (cos, sin), each float32 [positions, head_dim / 2]."""
+    frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.arange(positions)[:, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
 def grid_rotary_table(
     rows: int, columns: int, head_dim: int, base: float, prefix: int, padding: int = 0
 ) -> tuple[Tensor, Tensor]:

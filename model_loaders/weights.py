@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .checkpoint_files import Checkpoint
 from .errors import CheckpointError
@@ -17,6 +17,7 @@ _NEEDLESS = re.compile(
 )
 
 Sources = Mapping[str, Sequence[str]]
+Reshape = Mapping[str, Callable[[Tensor], Tensor]]
 
 
 def needed(names: Iterable[str]) -> list[str]:
@@ -25,22 +26,45 @@ def needed(names: Iterable[str]) -> list[str]:
 
 
 def fill(
-    network: nn.Module, checkpoint: Checkpoint, sources: Sources, device: torch.device, dtype: torch.dtype | None
+    network: nn.Module,
+    checkpoint: Checkpoint,
+    sources: Sources,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    reshape: Reshape | None = None,
 ) -> None:
     """Puts each tensor in its place, cast one at a time; dtype None keeps the file's precision.
 
-    sources: name in the network -> names in the checkpoint, whose rows follow one another. Raises CheckpointError where
-    the two sides do not hold the same names and shapes.
+    sources: name in the network -> names in the checkpoint, whose rows follow one another. reshape: name in the network
+    -> what is done to its tensor (rows picked, axes dropped). Raises CheckpointError where the two sides do not hold
+    the same names and shapes.
     """
+    reshape = reshape or {}
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    check_fit(str(checkpoint.path), expected, checkpoint.shapes, sources)
+    check_fit(str(checkpoint.path), expected, checkpoint.shapes, sources, reshape)
     state = {}
-    for name in expected:
-        # A copy, so that a checkpoint file that is replaced or deleted takes no loaded weight with it.
-        parts = [checkpoint.tensor(part).to(device, dtype, copy=True) for part in sources[name]]
-        state[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    # In the order of the files, so that each is opened once; a weight of two files comes between the two.
+    for name in sorted(expected, key=lambda name: sorted(map(checkpoint.position, sources[name]), reverse=True)):
+        names = sources[name]
+        tensor = checkpoint.tensor(names[0]) if len(names) == 1 else _joined(checkpoint, names, device, dtype)
+        if name in reshape:
+            tensor = reshape[name](tensor)
+        # A copy, so that a checkpoint file that is replaced or deleted takes no loaded weight with it, and can be let
+        # go once it is read. What was joined is one.
+        state[name] = tensor.to(device, dtype, copy=len(names) == 1)
     network.load_state_dict(state, assign=True)
     network.requires_grad_(False).eval()
+
+
+def _joined(checkpoint: Checkpoint, names: Sequence[str], device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """The rows of several tensors after one another, without a second copy of any on the way."""
+    shapes = [checkpoint.shapes[name] for name in names]
+    rows = [shape[0] for shape in shapes]
+    dtype = dtype or checkpoint.tensor(names[0]).dtype
+    whole = torch.empty((sum(rows), *shapes[0][1:]), device=device, dtype=dtype)
+    for place, name in zip(whole.split(rows), names, strict=True):
+        place.copy_(checkpoint.tensor(name))
+    return whole
 
 
 def check_fit(
@@ -48,8 +72,10 @@ def check_fit(
     expected: Mapping[str, tuple[int, ...]],
     shapes: Mapping[str, tuple[int, ...]],
     sources: Sources,
+    reshape: Reshape | None = None,
 ) -> None:
     """Raises CheckpointError unless sources give every expected tensor in its shape, and nothing else."""
+    reshape = reshape or {}
     if missing := [name for name in expected if name not in sources]:
         raise CheckpointError(f"{title} is incomplete: {_some(missing)} missing; download it again.")
     if foreign := [name for name in sources if name not in expected]:
@@ -59,6 +85,8 @@ def check_fit(
     for name, shape in expected.items():
         parts = [shapes[part] for part in sources[name]]
         given = parts[0] if len(parts) == 1 else (sum(part[0] for part in parts), *parts[0][1:])
+        if name in reshape:
+            given = tuple(reshape[name](torch.empty(given, device="meta")).shape)
         if given != shape:
             raise CheckpointError(
                 f"{title} is damaged: {name} has the shape {list(given)}, its other weights ask for {list(shape)}."

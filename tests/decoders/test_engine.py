@@ -6,11 +6,13 @@ import gc
 import itertools
 import json
 import weakref
+from typing import get_args
 
 import pytest
 import torch
 
 from speculative_ar.decoders import DECODERS, DecoderOptions, Progress, SamplerSettings, generate
+from speculative_ar.decoders.interface import Initialise
 from tests.decoders.toy import ToyModel
 
 DECODER_IDS = list(DECODERS)
@@ -32,7 +34,7 @@ def run(decoder: str, target: ToyModel | None = None, **more: object):
 
 
 @pytest.mark.parametrize("draft_length", [1, 2, 7, 39, 40])
-@pytest.mark.parametrize("initialise", ["random", "left", "above", "neighbour"])
+@pytest.mark.parametrize("initialise", get_args(Initialise))
 @pytest.mark.parametrize("redraft", ["independent", "gumbel", "maximal"])
 def test_equality_verification_returns_the_tokens_of_ar(redraft: str, initialise: str, draft_length: int) -> None:
     options = DecoderOptions(redraft=redraft, initialise=initialise)
@@ -41,6 +43,21 @@ def test_equality_verification_returns_the_tokens_of_ar(redraft: str, initialise
         "seed-exact", seed=11, batch_size=5, guidance_scale=1.5, top_k=6, draft_length=draft_length, options=options
     )
     assert torch.equal(exact.tokens, reference.tokens)
+
+
+@pytest.mark.parametrize(
+    ("draft_length", "branches", "branch_length"), [(1, 3, 4), (2, 2, 1), (8, 4, 4), (40, 7, 3), (5, 8, 9)]
+)
+@pytest.mark.parametrize("forced", [{}, {0: 3, 7: 2, 8: 1, 39: 0}], ids=["free", "forced"])
+def test_runner_up_branches_return_the_tokens_of_ar(
+    draft_length: int, branches: int, branch_length: int, forced: dict[int, int]
+) -> None:
+    options = DecoderOptions(branches=branches, branch_length=branch_length)
+    target = model(forced=forced)
+    plain = run("seed-exact", target, seed=4, batch_size=6, draft_length=draft_length)
+    result = run("seed-exact", target, seed=4, batch_size=6, draft_length=draft_length, options=options)
+    assert torch.equal(result.tokens, run("ar", target, seed=4, batch_size=6).tokens)
+    assert draft_length == 1 or result.statistics.forward_passes < plain.statistics.forward_passes
 
 
 @pytest.mark.parametrize("draft_length", [1, 3, 40])
@@ -92,10 +109,17 @@ def test_plain_ar_takes_a_pass_for_each_free_position_and_drafts_nothing() -> No
 
 @pytest.mark.parametrize("decoder", DECODER_IDS)
 def test_forced_positions_hold_their_code_and_trailing_ones_cost_nothing(decoder: str) -> None:
-    forced = {3: 7, 4: 6, 39: 5}
+    forced = {3: 7, 4: 8, 39: 5}  # 8 is a structure code, which no free position can take
     result = run(decoder, model(forced=forced), batch_size=2)
     assert all((result.tokens[:, position] == code).all() for position, code in forced.items())
     assert sum(result.statistics.accepted_per_pass[0]) == 39
+
+
+def test_plain_ar_takes_no_pass_for_a_forced_position() -> None:
+    forced = {0: 1, 7: 8, 8: 8, 9: 8, 20: 2, 39: 5}
+    statistics = run("ar", model(forced=forced), batch_size=2).statistics
+    assert statistics.forward_passes == statistics.free_positions == 34
+    assert statistics.drafted == statistics.accepted == 0
 
 
 def test_a_wholly_forced_picture_needs_no_pass() -> None:

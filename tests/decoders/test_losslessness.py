@@ -6,13 +6,16 @@ as many.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from scipy.stats import chi2
 
 from speculative_ar.decoders import DECODERS, DecoderOptions, SamplerSettings, engine, generate, redraft, verify
+from speculative_ar.decoders.interface import Initialise
 from speculative_ar.decoders.noise import Purpose
-from speculative_ar.decoders.window import Window, residual_draw, take_slot
+from speculative_ar.decoders.window import Window, residual_draw, take_slots
 from tests.decoders.toy import ToyModel
 
 SEQUENCES = 40_000
@@ -73,12 +76,17 @@ def test_keeps_the_distribution_around_forced_positions(decoder: str, forced: di
     assert p_value(ToyModel(3, 6, seed=2, forced=forced), settings_for(decoder, 4)) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("initialise", ["random", "left", "above", "neighbour"])
+@pytest.mark.parametrize("initialise", get_args(Initialise))
 @pytest.mark.parametrize("verifier", ["speculative", "exact"])
 @pytest.mark.parametrize("coupling", ["independent", "gumbel", "maximal"])
 def test_any_pairing_of_lossless_parts_keeps_the_distribution(coupling: str, verifier: str, initialise: str) -> None:
     options = DecoderOptions(redraft=coupling, verify=verifier, initialise=initialise)
     assert p_value(ToyModel(3, 6, seed=4), settings_for("sjd", 4, options=options)) > SIGNIFICANCE
+
+
+def test_runner_up_branches_keep_the_distribution() -> None:
+    options = DecoderOptions(branches=3, branch_length=2)
+    assert p_value(ToyModel(3, 6, seed=6), settings_for("seed-exact", 4, options=options)) > SIGNIFICANCE
 
 
 def test_draft_model_under_equality_keeps_the_distribution() -> None:
@@ -109,8 +117,8 @@ def test_resampling_from_the_target_row_is_told_apart(decoder: str, monkeypatch:
 
 def test_reusing_the_drafting_noise_for_the_residual_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def reuse(window: Window, slot: torch.Tensor) -> torch.Tensor:
-        noise = window.noise.gumbel(Purpose.DRAFT, take_slot(window.positions, slot), window.vocabulary)
-        target, source = take_slot(window.probabilities, slot), take_slot(window.sources, slot)
+        noise = window.noise.gumbel(Purpose.DRAFT, take_slots(window.positions, slot), window.vocabulary)
+        target, source = take_slots(window.probabilities, slot), take_slots(window.sources, slot)
         return residual_draw(target, source, noise)
 
     monkeypatch.setattr(verify, "resample_residual", reuse)

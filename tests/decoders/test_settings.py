@@ -10,7 +10,7 @@ from tests.decoders.toy import ToyModel
 BAD = [
     ({"decoder": "scd-gumble"}, "'scd-gumble' is not a decoder.*Did you mean scd-gumbel"),
     ({"draft_length": 7}, "draft_length is 7, but a picture of toy has 6 positions: choose a draft_length from 1 to 6"),
-    ({"draft_length": 0}, "draft_length is 0"),
+    ({"draft_length": -1}, "draft_length is -1"),
     ({"batch_size": 0}, "batch_size is 0: choose 1 or more"),
     ({"seed": -1}, "seed is -1"),
     ({"seed": 2**64}, "seed is 18446744073709551616"),
@@ -23,6 +23,9 @@ BAD = [
     ({"options": DecoderOptions(group_size=0)}, "group_size is 0"),
     ({"options": DecoderOptions(verify="always")}, "verify is 'always': choose one of speculative, grouped, exact"),
     ({"options": DecoderOptions(initialise="below")}, "initialise is 'below': choose one of random, left"),
+    ({"options": DecoderOptions(branches=17), "decoder": "seed-exact"}, "branches is 17: choose 1"),
+    ({"options": DecoderOptions(branches=2)}, "branches is 2, but sjd with the verifier speculative cannot follow"),
+    ({"options": DecoderOptions(branches=2, branch_length=0), "decoder": "seed-exact"}, "branch_length is 0: choose 1"),
     ({"decoder": "draft-model"}, "needs a draft model: connect one"),
 ]
 

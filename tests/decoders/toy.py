@@ -24,6 +24,7 @@ class ToyModel:
         self.rows = 2 - positions % 2
         self.tables = 1.3 * torch.randn(2, vocabulary + 1, vocabulary + 1, vocabulary, generator=generator)
         self.embeddings = torch.randn(vocabulary, 4, generator=generator)
+        self.pass_seconds = {}
         self.forced = torch.full((positions,), -1)
         for position, code in (forced or {}).items():
             self.forced[position] = code
@@ -65,17 +66,27 @@ class ToySession:
     """Remembers what was fed at each position, as a key-value cache does."""
 
     prefill_passes = 0
+    resident = True
 
     def __init__(self, model: ToyModel, batch_size: int, guided: bool, window: int):
         self.tables = model.tables if guided else model.tables[:1]
         self.start_code = model.vocabulary
         self.fed = torch.full((batch_size, model.positions + window + 2), model.vocabulary)
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        positions = start[:, None] + torch.arange(tokens.shape[1])
-        tokens = torch.where(positions < 0, self.start_code, tokens)
+    def forward(self, tokens: Tensor, start: Tensor, parents: Tensor | None = None, furthest: int = -1) -> Tensor:
+        self.start, self.slots = start, tokens
+        offsets = torch.arange(tokens.shape[1])
+        tokens = torch.where(start[:, None] + offsets < 0, self.start_code, tokens)
+        before_first = self.fed.gather(1, start[:, None] + 1)
+        self.fed.scatter_(1, start[:, None] + offsets + 2, tokens)
+        follows = offsets - 1 if parents is None else parents
+        before = torch.where(follows < 0, before_first, tokens[:, follows.clamp(min=0)])
+        return self.tables[:, before, tokens]
+
+    def keep(self, path: Tensor) -> None:
+        positions = self.start[:, None] + torch.arange(path.shape[1])
+        tokens = torch.where(positions < 0, self.start_code, self.slots.gather(1, path))
         self.fed.scatter_(1, positions + 2, tokens)
-        return self.tables[:, self.fed.gather(1, positions + 1), tokens]
 
     def close(self) -> None:
         del self.fed
