@@ -15,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import environment
+from comfyui_client import open_directly
 
 PACK = "speculative-ar"
 ROOT = environment.ROOT
@@ -32,7 +32,11 @@ NOT_PART_OF_THE_PACK = shutil.ignore_patterns(".git", ".environment", "output", 
 
 
 class StartError(RuntimeError):
-    """ComfyUI ended or stayed silent; the message holds the end of its log."""
+    """ComfyUI can't be started. reason: one sentence; log: what ComfyUI printed; the message has the end of it."""
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        self.reason, self.log = reason, log
+        super().__init__(f"{reason} The end of its log:\n{log[-4000:]}" if log else reason)
 
 
 class Server:
@@ -80,6 +84,8 @@ class Server:
 
     def start(self, *, timeout: float = 240) -> None:
         """Returns once ComfyUI answers. Raises StartError."""
+        if is_taken(self.port):
+            raise StartError(f"Port {self.port} is taken by another program: choose another port, or 0 for a free one.")
         self.base = Path(tempfile.mkdtemp(prefix="speculative-ar-comfyui-"))
         try:
             self._fill_base()
@@ -120,7 +126,7 @@ class Server:
             *self.options,
         ]
         with (self.base / "server.log").open("wb") as log:
-            # Its own session: Ctrl-C reaches us alone, and we end it when we are done with it.
+            # Its own session (on Windows: group), so that Ctrl-C reaches us alone, who end it when we are done.
             self.process = subprocess.Popen(
                 command,
                 cwd=environment.COMFYUI,
@@ -128,19 +134,20 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
 
     def _wait_until_ready(self, timeout: float) -> None:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             if self.process.poll() is not None:
-                raise StartError(f"ComfyUI ended while it was starting. The end of its log:\n{self.log[-4000:]}")
+                raise StartError("ComfyUI ended while it was starting.", self.log)
             try:
-                with urllib.request.urlopen(f"{self.url}/system_stats", timeout=5):
+                with open_directly(f"{self.url}/system_stats", timeout=5):
                     return
             except OSError:
                 time.sleep(0.1)
-        raise StartError(f"ComfyUI did not answer within {timeout:g} s. The end of its log:\n{self.log[-4000:]}")
+        raise StartError(f"ComfyUI did not answer within {timeout:g} s.", self.log)
 
 
 def link(source: Path, target: Path) -> None:
@@ -149,6 +156,12 @@ def link(source: Path, target: Path) -> None:
         target.symlink_to(source.resolve(), target_is_directory=True)
     except OSError:  # Windows lets only some accounts make symbolic links.
         shutil.copytree(source, target, ignore=NOT_PART_OF_THE_PACK)
+
+
+def is_taken(port: int) -> bool:
+    """Whether a program of this machine listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _free_port() -> int:

@@ -24,6 +24,8 @@ import aiohttp
 Graph = dict[str, dict[str, Any]]
 ENDINGS = ("execution_success", "execution_error", "execution_interrupted")
 PREVIEW_WITH_METADATA = 4
+# A proxy that the user set is for the world outside and can't reach this machine's own ports.
+open_directly = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class Refused(Exception):
@@ -35,7 +37,9 @@ class Refused(Exception):
             node: [f"{error['message']}: {error['details']}" for error in found["errors"]]
             for node, found in (answer.get("node_errors") or {}).items()
         }
-        super().__init__(f"{answer['error']['message']} {self.errors or answer['error'].get('details', '')}")
+        told = [f"node {node}: {'; '.join(sentences)}" for node, sentences in self.errors.items()]
+        reasons = "; ".join(told) or answer["error"].get("details", "")
+        super().__init__(f"{answer['error']['message']}: {reasons}")
 
 
 @dataclass
@@ -95,12 +99,15 @@ class Client:
     def __init__(self, url: str) -> None:
         self.url = url
         self.id = uuid.uuid4().hex
-        self._messages: queue.Queue[str | bytes] = queue.Queue()
+        self._messages: queue.Queue[str | bytes | None] = queue.Queue()
         self._connected = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()), daemon=True)
+        self._failure: aiohttp.ClientError | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._connect()), daemon=True)
         self._thread.start()
         if not self._connected.wait(30):
             raise TimeoutError(f"no websocket connection to {url} within 30 seconds")
+        if self._failure is not None:
+            raise ConnectionError(f"{url} does not answer: {self._failure}")
 
     def __enter__(self) -> Client:
         return self
@@ -145,7 +152,8 @@ class Client:
     ) -> Run:
         """Waits until the queued graph has ended, in whatever way, and its history can be read.
 
-        on_event sees each event as it arrives, and may call this client (to interrupt, for example).
+        on_event sees each event as it arrives, and may call this client (to interrupt, for example). Raises
+        TimeoutError, and ConnectionError where the server goes away.
         """
         run = Run(prompt_id)
         end = time.monotonic() + timeout
@@ -154,6 +162,8 @@ class Client:
                 message = self._messages.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 raise TimeoutError(f"the graph did not end in {timeout:g} s; last events: {run.events[-3:]}") from None
+            if message is None:
+                raise ConnectionError("the server went away before the graph ended")
             if isinstance(message, bytes):
                 run.previews += _previews(message)
                 continue
@@ -192,6 +202,16 @@ class Client:
         outputs = self.history(prompt_id)["outputs"]
         return [self.view(image) for node in sorted(outputs) for image in outputs[node].get("images", [])]
 
+    async def _connect(self) -> None:
+        """Hands over every message of the websocket, and None when it has closed."""
+        try:
+            await self._listen()
+        except aiohttp.ClientError as error:
+            self._failure = error
+            self._connected.set()
+        finally:
+            self._messages.put(None)
+
     async def _listen(self) -> None:
         self._loop = asyncio.get_running_loop()
         address = f"{self.url}/ws?clientId={self.id}"
@@ -203,7 +223,7 @@ class Client:
                 self._messages.put(message.data)
 
     def _call(self, request: urllib.request.Request) -> Any:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with open_directly(request, timeout=60) as answer:
             body = answer.read()
             return json.loads(body) if body and "json" in answer.headers.get("Content-Type", "") else body
 

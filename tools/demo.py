@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -31,12 +30,23 @@ QUICK_START = "quick_start"
 def main() -> None:
     options = arguments()
     environment.enter(__file__, environment.DEMO)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    environment.on_request_to_end(lambda: sys.exit(environment.ENDED))
+    run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """The whole demonstration; whatever fails ends the program with one sentence."""
     from comfyui import StartError
+    from comfyui_client import Refused
+    from workflow import WorkflowError
 
     try:
         demonstrate(options)
     except StartError as error:
+        sys.exit(f"demo.py: {error.reason}{kept(error.log)}")
+    except Refused as error:
+        sys.exit(f"demo.py: ComfyUI refused the workflow. {error}")
+    except (OSError, WorkflowError) as error:
         sys.exit(f"demo.py: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
@@ -47,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workflow", default=QUICK_START, choices=workflows, help=f"default: {QUICK_START}")
     parser.add_argument("--serve", action="store_true", help="leave ComfyUI running and print its address")
+    parser.add_argument("--pairs", type=int, default=3, help="pictures that the table is a mean of, default 3")
     parser.add_argument("--port", type=int, default=0, help="ComfyUI's port (default: a free one)")
     return parser.parse_args()
 
@@ -61,13 +72,23 @@ def demonstrate(options: argparse.Namespace) -> None:
         for picture in make_pictures(server, options.workflow):
             say(f"saved {picture.relative_to(ROOT)}")
         say("counting forward passes of every decoder on the bundled demo model")
-        if subprocess.run([sys.executable, str(ROOT / "tools" / "benchmark.py"), "--quick"]).returncode:
+        benchmark = [str(ROOT / "tools" / "benchmark.py"), "--quick", "--pairs", str(options.pairs)]
+        if subprocess.run([sys.executable, *benchmark]).returncode:
             sys.exit("demo.py: the benchmark failed; what it printed above says why.")
         if options.serve:
             say(f"ComfyUI is at {server.url}/?template={options.workflow}&source={PACK} (Ctrl-C stops it)")
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
-                    time.sleep(3600)
+                    time.sleep(1)  # Windows wakes a sleeping program for Ctrl-C alone, not for Ctrl-Break
+
+
+def kept(log: str) -> str:
+    """Writes what ComfyUI printed where it can be read, and says where; nothing for an empty log."""
+    if not log:
+        return ""
+    file = OUTPUT / "comfyui.log"
+    file.write_text(log, encoding="utf-8")
+    return f" What it printed is in {file.relative_to(ROOT)}."
 
 
 def make_pictures(server: Server, name: str) -> list[Path]:

