@@ -9,9 +9,10 @@ import argparse
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +27,16 @@ _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 _PREFIX = re.compile(r"^(?:(?:module|_orig_mod|_fsdp_wrapped_module)\.)+|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module)\.")
 _WRAPPERS = ("model", "module", "state_dict")
 _ZIP_MAGIC = b"PK\x03\x04"
+_ANY_MODEL = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?")
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    """A weight file, mapped into memory where possible. read: gives a tensor by its name in the file."""
+
+    shapes: Mapping[str, Iterable[int]]
+    read: Callable[[str], Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class Checkpoint:
@@ -33,6 +44,7 @@ class Checkpoint:
 
     shapes: name -> shape, known without reading a tensor. metadata: the safetensors metadata with its JSON decoded.
     path: the first file, which stands for the checkpoint in messages. folder: where companions are looked for.
+    One file is open at a time: what was read stays in memory as long as its file is mapped.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -41,37 +53,64 @@ class Checkpoint:
         self.folder = self.path.parent
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.metadata: dict[str, Any] = {}
-        self._readers: dict[str, Callable[[], Tensor]] = {}
-        for file in self.files:
-            if file.suffix == SAFETENSORS:
-                self._open_safetensors(file)
-            else:
-                self._open_torch(file)
+        self._places: dict[str, tuple[int, str]] = {}  # name -> which file, name in the file
+        self._open: tuple[int, _OpenFile] | None = None
+        for index in range(len(self.files)):
+            content = self._file(index)
+            self.metadata.update({key: _decoded(value) for key, value in content.metadata.items()})
+            for name, shape in content.shapes.items():
+                self._add(_PREFIX.sub("", name), tuple(shape), (index, name))
         if not self.shapes:
             raise CheckpointError(f"{self.path} holds no weights; give a checkpoint file.")
 
     def tensor(self, name: str) -> Tensor:
         """Reads one tensor, on the CPU and in the file's precision (mapped from the file where possible)."""
-        return self._readers[name]()
+        index, own = self._places[name]
+        return self._file(index).read(own)
 
-    def _add(self, name: str, shape: Iterable[int], reader: Callable[[], Tensor]) -> None:
-        name = _PREFIX.sub("", name)
-        self.shapes[name] = tuple(shape)
-        self._readers[name] = reader
+    def position(self, name: str) -> int:
+        """Which of the files holds a tensor: whoever reads in this order opens each file once."""
+        return self._places[name][0]
 
-    def _open_safetensors(self, file: Path) -> None:
-        try:
-            handle = safe_open(str(file), framework="pt", device="cpu")
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(file) from error
-        self.metadata.update({key: _decoded(value) for key, value in (handle.metadata() or {}).items()})
-        for name in handle.keys():  # noqa: SIM118  (the handle is no dict)
-            self._add(name, handle.get_slice(name).get_shape(), lambda name=name: handle.get_tensor(name))  # type: ignore[misc]
+    def _file(self, index: int) -> _OpenFile:
+        if self._open is None or self._open[0] != index:
+            self._open = None  # before the next is opened
+            self._open = index, _open_file(self.files[index])
+        return self._open[1]
 
-    def _open_torch(self, file: Path) -> None:
-        for name, value in _unwrapped(_load_torch(file)).items():
-            if isinstance(value, Tensor):
-                self._add(str(name), value.shape, lambda value=value: value)  # type: ignore[misc]
+    def _add(self, name: str, shape: tuple[int, ...], place: tuple[int, str]) -> None:
+        if name in self.shapes:
+            raise CheckpointError(f"{self.path} holds the weight {name} twice; give an unchanged checkpoint.")
+        self.shapes[name], self._places[name] = shape, place
+
+    @property
+    def title(self) -> str:
+        """The file's name without its suffix, or the folder's where the file has the name that every model has."""
+        stem = self.path.stem
+        return self.folder.resolve().name if _ANY_MODEL.fullmatch(stem) else stem
+
+    def config(self) -> dict[str, Any]:
+        """What config.json beside the weights says, nothing where there is none; raises CheckpointError for damage."""
+        return read_json(file) if (file := self.folder / "config.json").is_file() else {}
+
+
+def _open_file(file: Path) -> _OpenFile:
+    _opened(file).close()
+    return _open_safetensors(file) if file.suffix == SAFETENSORS else _open_torch(file)
+
+
+def _open_safetensors(file: Path) -> _OpenFile:
+    try:
+        handle = safe_open(str(file), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(file) from error
+    shapes = {name: handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118  (it is no dict)
+    return _OpenFile(shapes, handle.get_tensor, handle.metadata() or {})
+
+
+def _open_torch(file: Path) -> _OpenFile:
+    content = {str(name): value for name, value in _unwrapped(_load_torch(file)).items() if isinstance(value, Tensor)}
+    return _OpenFile({name: tensor.shape for name, tensor in content.items()}, content.__getitem__)
 
 
 def file_sets(path: Path) -> list[tuple[Path, ...]]:
@@ -125,8 +164,10 @@ def _set_of(file: Path) -> tuple[Path, ...]:
 
 
 def _indexed(index: Path) -> tuple[Path, ...]:
+    with _opened(index) as stream:
+        content = stream.read()
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(content)["weight_map"].values()))
         files = [index.with_name(name) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"The index {index} is damaged; download it again.") from error
@@ -149,8 +190,29 @@ def _complete(source: Path, files: list[Path]) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def _opened(file: Path) -> BinaryIO:
+    """The file, opened for reading; raises CheckpointError where this account may not read it."""
+    try:
+        return file.open("rb")
+    except PermissionError as error:
+        raise CheckpointError(f"{file} may not be read; give this account the permission to read it.") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON file's object; raises CheckpointError where it holds none."""
+    with _opened(file) as stream:
+        written = stream.read()
+    try:
+        content = json.loads(written)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} is damaged: it is no JSON object; download it again.")
+    return content
+
+
 def _starts_with_zip(file: Path) -> bool:
-    with file.open("rb") as stream:
+    with _opened(file) as stream:
         return stream.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
 
 

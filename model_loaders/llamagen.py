@@ -96,12 +96,16 @@ class LlamaGenNetwork(Transformer):
 
     def __init__(self, config: LlamaGenConfig, operations: Any = nn, **factory: Any) -> None:
         super().__init__(config.transformer, operations, **factory)
+        self.output = operations.Linear(config.transformer.dim, config.transformer.vocabulary, bias=False, **factory)
         kind = ClassEmbedding if config.classes else CaptionEmbedding
         self.cls_embedding: Any = kind(config, operations, **factory)
 
 
 class LlamaGen:
-    """Implements decoders.interface.TokenModel. `device` is where it computes, wherever its weights rest."""
+    """Implements decoders.interface.TokenModel. `device` is where it computes, wherever its weights rest.
+
+    labels: names of the first classes, as many as there are; a class beyond them has its number only.
+    """
 
     def __init__(
         self,
@@ -117,9 +121,10 @@ class LlamaGen:
         text_encoder: TextEncoder | None = None,
     ) -> None:
         self.config, self.network = config, network
-        self.name, self.grid, self.labels = name, grid, list(labels)
+        self.name, self.grid, self.labels = name, grid, list(labels)[: config.classes]
         self.device, self.dtype = device, dtype
         self.vq, self.text_encoder = vq, text_encoder
+        self.pass_seconds: dict[Any, dict[int, float]] = {}
         self.classes = config.classes
         self.family = "llamagen-c2i" if config.classes else "llamagen-t2i"
         self.vocabulary = config.transformer.vocabulary
@@ -145,22 +150,24 @@ class LlamaGen:
             raise ValueError(
                 f"Class {index} is out of range; {self.name} has the classes 0 to {self.classes - 1}; choose one."
             )
-        return ClassCondition(index, self.labels[index] if self.labels else "")
+        return ClassCondition(index, self.labels[index] if index < len(self.labels) else "")
 
     def _unknown_name(self, text: str, names: dict[str, int]) -> str:
         accepted = f"a number from 0 to {self.classes - 1}"
         if not names:
             return f"'{text}' is no class: {self.name} ships no class names; give {accepted}."
-        near = difflib.get_close_matches(text.lower(), names, n=3, cutoff=0.5) or list(names)[::-1][:3]
-        nearest = ", ".join(self.labels[names[name]] for name in near)
-        return f"'{text}' is no class of {self.name}; nearest are: {nearest}. Give a name or {accepted}."
+        near = difflib.get_close_matches(text.lower(), names, n=3, cutoff=0.5)
+        offered = ", ".join(self.labels[names[name]] for name in near or list(names)[::-1][:3])
+        kind = "nearest" if near else "some"
+        return f"'{text}' is no class of {self.name}; {kind} are: {offered}. Give a name or {accepted}."
 
     def prompt(self, text: str, *, negative: str = "", width: int = 0, height: int = 0) -> CaptionCondition:
         """Encodes a prompt; raises ValueError for a size that the model does not draw (0 takes its own)."""
         if self.classes:
             raise self._takes("a class label", "a prompt")
         own_height, own_width = (side * self._pixels_per_code for side in self.grid)
-        if (width or own_width, height or own_height) != (own_width, own_height):
+        width, height = width or own_width, height or own_height
+        if (width, height) != (own_width, own_height):
             raise ValueError(
                 f"{self.name} cannot draw {width} x {height} pixels; the nearest size, and the only one, is "
                 f"{own_width} x {own_height} (0 x 0 means the same)."
@@ -188,9 +195,24 @@ class LlamaGen:
     def _pixels_per_code(self) -> int:
         return self.vq.config.factor if self.vq is not None else PIXELS_PER_CODE
 
-    def layout(self, condition: Condition) -> TokenLayout:  # noqa: ARG002  (one size for every condition)
-        """See TokenModel.layout."""
+    def layout(self, condition: Condition) -> TokenLayout:
+        """See TokenModel.layout; raises ValueError as `session` does."""
+        self._check(condition)
         return TokenLayout.free(*self.grid)
+
+    def _check(self, condition: Condition) -> None:
+        """Raises ValueError for a condition that a model of another kind made, or of other classes or captions."""
+        if isinstance(condition, ClassCondition):
+            self.class_label(condition.label)
+        elif self.classes:
+            raise self._takes("a class label", "a prompt")
+        else:
+            rows, channels = self.config.caption_length, self.config.caption_dim
+            if not isinstance(condition, CaptionCondition) or condition.features.shape != (rows, channels):
+                raise ValueError(
+                    f"{self.name} takes prompts encoded as {rows} rows of {channels} channels, and this one was not: "
+                    f"connect AR Prompt with {self.name}; as a draft model choose one with its target's text encoder."
+                )
 
     def session(self, condition: Condition, batch_size: int, guided: bool, window: int) -> RaggedSession:
         """See TokenModel.session; raises ValueError for a condition that another kind of model made."""
@@ -218,6 +240,7 @@ class LlamaGen:
         return rows, torch.ones(rows.shape[:2], dtype=torch.bool, device=self.device)
 
     def _caption_rows(self, condition: CaptionCondition, guided: bool) -> tuple[Tensor, Tensor]:
+        self._check(condition)
         embedding = self.network.cls_embedding
         captions, visible = [condition.features], [condition.visible]
         if guided:
@@ -231,7 +254,7 @@ class LlamaGen:
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.network.tok_embeddings(tokens).to(self.dtype)
 
-    def memory_required(self, batch_size: int, guided: bool, window: int) -> int:
+    def memory_required(self, condition: Condition, batch_size: int, guided: bool, window: int) -> int:  # noqa: ARG002
         """Bytes of the cache that a session allocates."""
         rows = (2 if guided else 1) * batch_size
         slots = self.config.prefix_length + self.grid[0] * self.grid[1] + window

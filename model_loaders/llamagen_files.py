@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,19 +13,20 @@ import torch
 from .checkpoint_files import Checkpoint
 from .companions import VQSource, find_text_encoder, load_vq
 from .errors import CheckpointError
-from .llamagen import LlamaGen, LlamaGenConfig, LlamaGenNetwork
+from .llamagen import PIXELS_PER_CODE, LlamaGen, LlamaGenConfig, LlamaGenNetwork
 from .options import LoadOptions
 from .text_encoder import REPOSITORY as TEXT_ENCODER_REPOSITORY
 from .text_encoder import TextEncoder, load_text_encoder
 from .transformer import TransformerConfig
 from .weights import fill, needed
 
-C2I_VQ = ("FoundationVision/LlamaGen", "vq_ds16_c2i.pt")
-T2I_VQ = ("peizesun/llamagen_t2i", "vq_ds16_t2i.pt")
+_LOG = logging.getLogger(__name__)
+# Repository, file, and the word in the names of the other fine-tune's files: their weights look the same.
+C2I_VQ = ("FoundationVision/LlamaGen", "vq_ds16_c2i.pt", "t2i")
+T2I_VQ = ("peizesun/llamagen_t2i", "vq_ds16_t2i.pt", "c2i")
 _TYPICAL_HEAD_DIM = 64
 _HEADS_OF_WIDTH = {3200: 32, 4096: 32}
 _DEFAULT_GRID = 16
-_ANY_MODEL = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?")
 
 # The re-packed safetensors in circulation name things as transformers' Llama does; rotary channels are not permuted.
 _RENAMES = (
@@ -32,14 +35,14 @@ _RENAMES = (
     (r"^lm_head\.", "output."),
     (r"\.self_attn\.[qkv]_proj\.", ".attention.wqkv."),
     (r"\.self_attn\.o_proj\.", ".attention.wo."),
-    (r"\.mlp\.gate_proj\.", ".feed_forward.w1."),
-    (r"\.mlp\.up_proj\.", ".feed_forward.w3."),
+    (r"\.mlp\.(?:gate|up)_proj\.", ".feed_forward.w13."),
+    (r"\.feed_forward\.w[13]\.", ".feed_forward.w13."),
     (r"\.mlp\.down_proj\.", ".feed_forward.w2."),
     (r"\.input_layernorm\.", ".attention_norm."),
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
     (r"\.uncond_embedding$", ".uncond_embedding.weight"),
 )
-_FUSED_ORDER = ("q_proj", "k_proj", "v_proj")
+_FUSED_PLACES = {"q_proj": 0, "k_proj": 1, "v_proj": 2, "gate_proj": 0, "up_proj": 1, ".w1.": 0, ".w3.": 1}
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -62,8 +65,11 @@ def _has_llamagen_attention(shapes: Shapes) -> bool:
     return _has(shapes, "layers.0.attention.wqkv.weight") or _has(shapes, "layers.0.self_attn.q_proj.weight")
 
 
-def key_map(names: Iterable[str]) -> dict[str, list[str]]:
-    """Network name -> names in the file (three where query, key and value are stored apart)."""
+def key_map(names: Iterable[str], title: str) -> dict[str, list[str]]:
+    """Network name -> names in the file, several where the network fuses what the file stores apart.
+
+    Raises CheckpointError where two names stand for the same rows.
+    """
     sources: dict[str, list[str]] = {}
     for name in needed(names):
         target = name
@@ -71,9 +77,18 @@ def key_map(names: Iterable[str]) -> dict[str, list[str]]:
             target = re.sub(pattern, replacement, target)
         sources.setdefault(target, []).append(name)
     for parts in sources.values():
-        if len(parts) > 1:
-            parts.sort(key=lambda part: [infix in part for infix in _FUSED_ORDER].index(True))
+        parts.sort(key=_place)
+        for first, second in itertools.pairwise(parts):
+            if _place(first) == _place(second):
+                raise CheckpointError(
+                    f"{title} holds one weight twice, as {first} and {second}; give an unchanged checkpoint."
+                )
     return sources
+
+
+def _place(name: str) -> int:
+    """Which part of a fused weight a name stands for; 0 also for a weight that is whole."""
+    return next((place for infix, place in _FUSED_PLACES.items() if infix in name), 0)
 
 
 def read_config(
@@ -92,7 +107,7 @@ def read_config(
         layers=len(layers),
         heads=_heads(dim, stated.get("heads"), title),
         dim=dim,
-        ffn_dim=size("layers.0.feed_forward.w1.weight")[0],
+        ffn_dim=size("layers.0.feed_forward.w13.weight")[0],
         vocabulary=vocabulary,
     )
     table = "cls_embedding.embedding_table.weight"
@@ -125,22 +140,44 @@ def read_grid(stated: Any, title: str, text_model: bool) -> tuple[int, int]:
     if text_model and re.search(r"stage[-_]?2|t2i-2$", title.lower()):
         return 32, 32
     pixels = re.search(r"(?<!\d)(256|384|512)(?!\d)", title)
-    side = int(pixels[1]) // 16 if pixels else _DEFAULT_GRID
+    if pixels is None:
+        _LOG.warning(
+            "Nothing tells which picture size %s was trained for: it will draw 256 x 256 pixels; state the picture "
+            "size if that is not it.",
+            title,
+        )
+    side = int(pixels[1]) // PIXELS_PER_CODE if pixels else _DEFAULT_GRID
     return side, side
+
+
+def _stated(checkpoint: Checkpoint, overrides: Mapping[str, Any], title: str) -> dict[str, Any]:
+    """What the metadata and the user state; raises CheckpointError where the user contradicts the file's own grid."""
+    stated = {**checkpoint.metadata, **overrides}
+    own = checkpoint.metadata.get("grid")
+    if own and list(own) != list(stated["grid"]):
+        raise CheckpointError(
+            f"{title} was made for {_times(own)} codes, as its file says, and cannot draw {_times(stated['grid'])}; "
+            "leave the picture size at 0."
+        )
+    return stated
+
+
+def _times(grid: Iterable[int]) -> str:
+    return " x ".join(map(str, grid))
 
 
 def load_llamagen(checkpoint: Checkpoint, options: LoadOptions) -> LlamaGen:
     """Builds the network without memory, fills it tensor by tensor, and adds VQ and text encoder."""
-    title = _title(checkpoint)
-    stated = {**checkpoint.metadata, **options.overrides}
-    sources = key_map(checkpoint.shapes)
+    title = checkpoint.title
+    stated = _stated(checkpoint, options.overrides, title)
+    sources = key_map(checkpoint.shapes, str(checkpoint.path))
     config = read_config(checkpoint.shapes, sources, stated, str(checkpoint.path))
     dtype = options.dtype or checkpoint.tensor(sources["tok_embeddings.weight"][0]).dtype
     network = LlamaGenNetwork(config, options.operations, device="meta")
     fill(network, checkpoint, sources, options.device, dtype)
     text_model = not config.classes
-    repository, file = T2I_VQ if text_model else C2I_VQ
-    source = VQSource(repository, file, config.transformer.vocabulary)
+    repository, file, foreign = T2I_VQ if text_model else C2I_VQ
+    source = VQSource(repository, file, config.transformer.vocabulary, foreign)
     vq = text_encoder = None
     if options.with_vq:
         vq = load_vq(checkpoint, source, options.vq_path, options.device, options.operations)
@@ -156,12 +193,6 @@ def load_llamagen(checkpoint: Checkpoint, options: LoadOptions) -> LlamaGen:
         vq=vq,
         text_encoder=text_encoder,
     )
-
-
-def _title(checkpoint: Checkpoint) -> str:
-    """The file's name without its suffix, or the folder's where the file has the name that every model has."""
-    stem = checkpoint.path.stem
-    return checkpoint.folder.resolve().name if _ANY_MODEL.fullmatch(stem) else stem
 
 
 def _text_encoder(

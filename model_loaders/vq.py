@@ -1,18 +1,22 @@
-"""The VQ tokenizer of LlamaGen: pictures to grids of codes and back, under the key names of its checkpoints.
+"""VQ tokenizers: pictures to grids of codes and back, under the key names of LlamaGen's checkpoints.
 
-The demo models use the same module at a small size, and tools/train_demo.py trains it.
+The demo models use the same module at a small size, and tools/train_demo.py trains it. Generation needs its second half
+alone, `VQDecoder`, which also decodes for the VQGANs with taming-transformers' names (`taming_sources`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .errors import CheckpointError
 
 NORM_GROUPS = 32
 NORM_EPS = 1e-6
@@ -20,7 +24,11 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class VQConfig:
-    """Sizes of a VQ tokenizer. Channel tuples run from full resolution to the deepest level; each level halves."""
+    """Sizes of a VQ tokenizer. Channel tuples run from full resolution to the deepest level; each level halves.
+
+    attention: whether the blocks of the deepest level attend, and not the middle alone. normalised: whether code
+    vectors are brought to unit length. A decoder alone has no encoder_channels.
+    """
 
     codebook_size: int
     embed_dim: int
@@ -30,33 +38,50 @@ class VQConfig:
     decoder_channels: tuple[int, ...]
     encoder_blocks: int = 2
     decoder_blocks: int = 3
+    attention: bool = True
+    normalised: bool = True
 
     @property
     def factor(self) -> int:
         """Pixels per code along one side."""
-        return 2 ** (len(self.encoder_channels) - 1)
+        return 2 ** (len(self.decoder_channels) - 1)
 
     @staticmethod
     def from_state_dict(shapes: Mapping[str, Sequence[int]]) -> VQConfig:
         """Reads the sizes from the shape of each tensor (key -> shape); raises ValueError where a part is missing."""
-        for part in ("quantize.embedding.weight", "encoder.conv_in.weight", "decoder.conv_in.weight"):
-            if part not in shapes:
-                raise ValueError(
-                    f"The VQ weights have no `{part}`; give the complete VQ file of LlamaGen, such as vq_ds16_c2i.pt."
-                )
+        _require(shapes, "quantize.embedding.weight", "encoder.conv_in.weight", "decoder.conv_in.weight")
+        widths, blocks = _levels(shapes, "encoder")
+        return replace(
+            VQConfig.of_decoder(shapes),
+            base_channels=shapes["encoder.conv_in.weight"][0],
+            encoder_channels=tuple(widths),
+            encoder_blocks=blocks,
+        )
+
+    @staticmethod
+    def of_decoder(shapes: Mapping[str, Sequence[int]], normalised: bool = True) -> VQConfig:
+        """As from_state_dict for a VQDecoder: what the encoder would be is neither read nor needed."""
+        _require(shapes, "quantize.embedding.weight", "decoder.conv_in.weight")
         codebook_size, embed_dim = shapes["quantize.embedding.weight"]
-        encoder, encoder_blocks = _levels(shapes, "encoder")
-        decoder, decoder_blocks = _levels(shapes, "decoder")
+        widths, blocks = _levels(shapes, "decoder")
         return VQConfig(
             codebook_size=codebook_size,
             embed_dim=embed_dim,
             z_channels=shapes["decoder.conv_in.weight"][1],
-            base_channels=shapes["encoder.conv_in.weight"][0],
-            encoder_channels=tuple(encoder),
-            decoder_channels=tuple(reversed(decoder)),
-            encoder_blocks=encoder_blocks,
-            decoder_blocks=decoder_blocks,
+            base_channels=0,
+            encoder_channels=(),
+            decoder_channels=tuple(reversed(widths)),
+            encoder_blocks=0,
+            decoder_blocks=blocks,
+            attention="decoder.conv_blocks.0.attn.0.norm.weight" in shapes,
+            normalised=normalised,
         )
+
+
+def _require(shapes: Mapping[str, Sequence[int]], *names: str) -> None:
+    for name in names:
+        if name not in shapes:
+            raise CheckpointError(f"The VQ weights have no `{name}`; give the complete file, as it was published.")
 
 
 def _levels(shapes: Mapping[str, Sequence[int]], side: str) -> tuple[list[int], int]:
@@ -122,15 +147,15 @@ class Upsample(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, each followed by attention at the deepest one, then a change of resolution."""
+    """Residual blocks of one resolution, each followed by attention where it attends, then a change of resolution."""
 
-    def __init__(self, inputs: int, outputs: int, blocks: int, deepest: bool, operations: Any, **factory: Any) -> None:
+    def __init__(self, inputs: int, outputs: int, blocks: int, attends: bool, operations: Any, **factory: Any) -> None:
         super().__init__()
         widths = [inputs] + [outputs] * blocks
         self.res = nn.ModuleList(
             ResidualBlock(before, after, operations, **factory) for before, after in itertools.pairwise(widths)
         )
-        attentions = blocks if deepest else 0
+        attentions = blocks if attends else 0
         self.attn = nn.ModuleList(SpatialAttention(outputs, operations, **factory) for _ in range(attentions))
         self.downsample: nn.Module = nn.Identity()
         self.upsample: nn.Module = nn.Identity()
@@ -162,8 +187,8 @@ class Encoder(nn.Module):
         last = len(config.encoder_channels) - 1
         self.conv_in = operations.Conv2d(3, config.base_channels, 3, padding=1, **factory)
         self.conv_blocks = nn.ModuleList(
-            Level(widths[i], widths[i + 1], config.encoder_blocks, i == last, operations, **factory)
-            for i in range(last + 1)
+            Level(before, after, config.encoder_blocks, config.attention and index == last, operations, **factory)
+            for index, (before, after) in enumerate(itertools.pairwise(widths))
         )
         for level, width in zip(list(self.conv_blocks)[:-1], config.encoder_channels[:-1], strict=True):
             level.downsample = Downsample(width, operations, **factory)
@@ -187,8 +212,8 @@ class Decoder(nn.Module):
         self.conv_in = operations.Conv2d(config.z_channels, widths[0], 3, padding=1, **factory)
         self.mid = _middle(widths[0], operations, **factory)
         self.conv_blocks = nn.ModuleList(
-            Level(widths[max(i - 1, 0)], widths[i], config.decoder_blocks, i == 0, operations, **factory)
-            for i in range(len(widths))
+            Level(before, after, config.decoder_blocks, config.attention and index == 0, operations, **factory)
+            for index, (before, after) in enumerate(itertools.pairwise((widths[0], *widths)))
         )
         for level, width in zip(list(self.conv_blocks)[:-1], widths[:-1], strict=True):
             level.upsample = Upsample(width, operations, **factory)
@@ -203,33 +228,53 @@ class Decoder(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Code vectors, brought to unit length at every use."""
+    """Code vectors, brought to unit length at every use where the configuration says so."""
 
     def __init__(self, config: VQConfig, operations: Any, **factory: Any) -> None:
         super().__init__()
         self.embedding = operations.Embedding(config.codebook_size, config.embed_dim, **factory)
-        self.size = config.codebook_size
+        self.size, self.normalised = config.codebook_size, config.normalised
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Codes [...] -> unit vectors [..., embed_dim]."""
-        return F.normalize(self.embedding(codes), dim=-1)
+        """Codes [...] -> vectors [..., embed_dim]."""
+        vectors = self.embedding(codes)
+        return F.normalize(vectors, dim=-1) if self.normalised else vectors
 
     def vectors(self, device: torch.device) -> Tensor:
-        """All unit vectors [codebook_size, embed_dim]."""
+        """All vectors [codebook_size, embed_dim]."""
         return self(torch.arange(self.size, device=device))
 
 
-class VQTokenizer(nn.Module):
-    """Pictures in -1..1 to code grids and back (LlamaGen, arXiv 2406.06525, section 2.1)."""
+class VQDecoder(nn.Module):
+    """Code grids to pictures about -1..1: what generation needs of a VQ tokenizer."""
 
     def __init__(self, config: VQConfig, operations: Any = nn, **factory: Any) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config, operations, **factory)
         self.decoder = Decoder(config, operations, **factory)
         self.quantize = Codebook(config, operations, **factory)
-        self.quant_conv = operations.Conv2d(config.z_channels, config.embed_dim, 1, **factory)
         self.post_quant_conv = operations.Conv2d(config.embed_dim, config.z_channels, 1, **factory)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, h, w] -> pictures [B, 3, h * factor, w * factor], about -1..1."""
+        return self.decode_vectors(self.quantize(codes))
+
+    def decode_vectors(self, vectors: Tensor) -> Tensor:
+        """Code vectors [B, h, w, embed_dim] -> pictures, as in `decode`; training sends its gradient through here."""
+        return self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))
+
+    def code_vectors(self) -> Tensor:
+        """The vector of each code as it is decoded, [codebook_size, embed_dim], where the weights are."""
+        return self.quantize.vectors(self.quantize.embedding.weight.device)
+
+
+class VQTokenizer(VQDecoder):
+    """Pictures in -1..1 to code grids and back, by vectors of unit length (LlamaGen, arXiv 2406.06525, section 2.1)."""
+
+    def __init__(self, config: VQConfig, operations: Any = nn, **factory: Any) -> None:
+        super().__init__(config, operations, **factory)
+        self.encoder = Encoder(config, operations, **factory)
+        self.quant_conv = operations.Conv2d(config.z_channels, config.embed_dim, 1, **factory)
 
     def latents(self, pictures: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] -> unit vectors before quantisation [B, h, w, embed_dim]."""
@@ -240,10 +285,25 @@ class VQTokenizer(nn.Module):
         latents = self.latents(pictures)
         return (latents @ self.quantize.vectors(latents.device).T).argmax(dim=-1)
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """Codes [B, h, w] -> pictures [B, 3, h * factor, w * factor], about -1..1."""
-        return self.decode_vectors(self.quantize(codes))
 
-    def decode_vectors(self, vectors: Tensor) -> Tensor:
-        """Code vectors [B, h, w, embed_dim] -> pictures, as in `decode`; training sends its gradient through here."""
-        return self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))
+_DECODING_HALF = ("decoder.", "post_quant_conv.", "quantize.embedding.")
+_TAMING_MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
+
+
+def taming_sources(names: Iterable[str]) -> dict[str, list[str]]:
+    """A VQDecoder's names -> taming-transformers' names among those given.
+
+    Skipped are the encoder, quant_conv and what training left: the loss with its discriminator, moving averages. There,
+    level 0 is the full resolution and decoding begins at the last level; here it begins at level 0.
+    """
+    names = list(names)
+    levels = {int(found[1]) for name in names if (found := re.match(r"decoder\.up\.(\d+)\.", name))}
+    return {_from_taming(name, max(levels)): [name] for name in names if name.startswith(_DECODING_HALF)}
+
+
+def _from_taming(name: str, deepest: int) -> str:
+    name = re.sub(r"^decoder\.up\.(\d+)\.", lambda found: f"decoder.conv_blocks.{deepest - int(found[1])}.", name)
+    name = re.sub(
+        r"^decoder\.mid\.(\w+)\.", lambda found: f"decoder.mid.{_TAMING_MIDDLE.get(found[1], found[1])}.", name
+    )
+    return name.replace(".block.", ".res.")

@@ -26,9 +26,8 @@ class DecodedTokens:
 
 def to_pictures(managed: ManagedModel, codes: Tensor, layout: TokenLayout) -> Tensor:
     """LongTensor [B, N] to float32 [B * frames, H, W, 3] in 0..1, in ordinary memory."""
-    frames, rows, columns = layout.grid
     with explained_out_of_memory(ADVICE):
-        place_for_decoding(managed, frames * rows * columns)
+        place_for_decoding(managed, layout)
         return managed.model.decode(codes.to(managed.model.device), layout).cpu()
 
 

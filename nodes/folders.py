@@ -6,7 +6,8 @@ looked up in the list, never joined to a path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import folder_paths
@@ -16,6 +17,26 @@ from ..model_loaders.checkpoint_files import SUFFIXES
 
 FOLDER = "ar_models"
 DEPTH = 2  # folders below a registered one: ar_models/author/model
+
+
+def _holds_config(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a dropdown lists. folders: ComfyUI's names of the places, the first wins. form: what a user puts there."""
+
+    folders: tuple[str, ...]
+    form: str
+    accepts: Callable[[Path], bool] = Path.exists
+
+
+CHECKPOINT = Kind((FOLDER,), "the checkpoint there, as one file or as one folder with its config and weights")
+VQ = Kind((FOLDER, "vae"), "the VQ tokenizer's file there")
+TEXT_ENCODER = Kind(
+    (FOLDER, "text_encoders"), "the text encoder's folder there, with its config.json and tokenizer", _holds_config
+)
 
 
 def register() -> None:
@@ -30,23 +51,19 @@ def bundled_checkpoints() -> dict[str, Path]:
     return {key.replace("-", " "): path for key, path in bundled().items()}
 
 
-def checkpoints() -> dict[str, Path]:
-    """Every checkpoint by its name in the loaders, the demo models first."""
-    return bundled_checkpoints() | listed(FOLDER)
-
-
-def companions(folder: str) -> dict[str, Path]:
-    """Tokenizers and text encoders: whatever lies in ar_models, then in ComfyUI's own folder for them."""
-    return listed(folder) | listed(FOLDER)
-
-
-def listed(folder: str) -> dict[str, Path]:
-    """Files and checkpoint folders below ComfyUI's folder of that name, by relative /-separated name, sorted."""
+def listed(kind: Kind) -> dict[str, Path]:
+    """Files and folders of a kind by relative /-separated name, sorted; before the checkpoints the demo models."""
     found: dict[str, Path] = {}
-    for root in folder_paths.get_folder_paths(folder):
+    for root in _roots(kind):
         for path in _candidates(Path(root), DEPTH):
-            found.setdefault(path.relative_to(root).as_posix(), path)
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+            if kind.accepts(path):
+                found.setdefault(path.relative_to(root).as_posix(), path)
+    ordered = dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    return bundled_checkpoints() | ordered if kind is CHECKPOINT else ordered
+
+
+def _roots(kind: Kind) -> list[str]:
+    return [root for folder in kind.folders for root in folder_paths.get_folder_paths(folder)]
 
 
 def _candidates(folder: Path, depth: int) -> Iterator[Path]:
@@ -59,7 +76,7 @@ def _candidates(folder: Path, depth: int) -> Iterator[Path]:
             if _holds_checkpoint(entry):
                 yield entry
             # The shards of a folder with a config are parts of it, not checkpoints of their own.
-            if depth and not (entry / "config.json").is_file():
+            if depth and not _holds_config(entry):
                 yield from _candidates(entry, depth - 1)
 
 
@@ -67,21 +84,13 @@ def _holds_checkpoint(folder: Path) -> bool:
     return any(entry.name == "config.json" or entry.suffix in SUFFIXES for entry in folder.iterdir())
 
 
-def find(name: str) -> Path:
+def find(name: str, kind: Kind) -> Path:
     """The path of a name that a loader shows. Raises ValueError with the folders searched."""
-    known = checkpoints()
+    known = listed(kind)
     if name in known:
         return known[name]
-    raise ValueError(missing(name, FOLDER))
-
-
-def missing(name: str, folder: str) -> str:
-    """Says where a name was looked for and what to do."""
-    searched = " and ".join(folder_paths.get_folder_paths(folder))
-    return (
-        f"{name!r} is not in {searched}. Put the checkpoint there, as one file or as one folder with its config and "
-        "weights, then press R in ComfyUI and choose it again."
-    )
+    searched = " and ".join(_roots(kind))
+    raise ValueError(f"{name!r} is not in {searched}. Put {kind.form}, then press R in ComfyUI and choose it again.")
 
 
 def fingerprint(path: Path) -> list[tuple[str, int, int]]:

@@ -10,22 +10,27 @@ import comfy.ops
 from comfy_api.latest import io
 
 from .. import model_loaders
+from ..model_loaders.companions import find_text_encoder, vq_candidates
+from ..model_loaders.llamagen import PIXELS_PER_CODE
 from . import folders, sockets
 from .memory import ManagedModel, computing_dtype
 
 AUTO = "auto"
 DTYPES = [AUTO, "bf16", "fp16", "fp32"]
+LARGEST_PICTURE = 1024  # pixels
 
 
-def load(path: Path, dtype: str, **more: Any) -> ManagedModel:
+def load(path: Path, dtype: str, picture_size: int = 0, **more: Any) -> ManagedModel:
     """Loads a checkpoint into ordinary memory, built from ComfyUI's layers so that it can be moved and streamed."""
-    if refusal := sockets.not_listed("dtype", dtype, DTYPES):
-        raise ValueError(refusal)
+    if sentence := sockets.not_listed("dtype", dtype, DTYPES) or not_drawable(picture_size):
+        raise ValueError(sentence)
+    side = picture_size // PIXELS_PER_CODE
     model = model_loaders.load(
         path,
         device=mm.unet_offload_device(),
         dtype=computing_dtype(dtype),
         operations=comfy.ops.disable_weight_init,
+        overrides={"grid": (side, side)} if side else {},
         **more,
     )
     return ManagedModel.of(model)
@@ -42,8 +47,34 @@ def dtype_input() -> io.WidgetInput:
     )
 
 
+def picture_size_input() -> io.WidgetInput:
+    """Optional, and last in its node: graphs from before it existed stay valid."""
+    return sockets.advanced(
+        io.Int.Input(
+            "picture_size",
+            default=0,
+            min=0,
+            max=LARGEST_PICTURE,
+            step=PIXELS_PER_CODE,
+            optional=True,
+            tooltip="For LlamaGen files whose name does not tell the size that they were trained for: its pixels, such "
+            "as 256, 384 or 512. 0: what the file tells.",
+        )
+    )
+
+
+def not_drawable(picture_size: int | None) -> str | None:
+    """A sentence for a picture_size that no model has; None is a value that comes over a wire."""
+    if picture_size is None or (0 <= picture_size <= LARGEST_PICTURE and picture_size % PIXELS_PER_CODE == 0):
+        return None
+    return (
+        f"picture_size is {picture_size}, but a picture is a multiple of {PIXELS_PER_CODE} pixels wide, at most "
+        f"{LARGEST_PICTURE}. Set it to what the model was trained for, or to 0 for what the file tells."
+    )
+
+
 def checkpoint_input(default: str) -> io.WidgetInput:
-    options = list(folders.checkpoints())
+    options = list(folders.listed(folders.CHECKPOINT))
     return io.Combo.Input(
         "checkpoint",
         options=options,
@@ -52,39 +83,47 @@ def checkpoint_input(default: str) -> io.WidgetInput:
     )
 
 
-def companion_input(name: str, folder: str, tooltip: str) -> io.WidgetInput:
-    options = [AUTO, *folders.companions(folder)]
+def companion_input(name: str, kind: folders.Kind, tooltip: str) -> io.WidgetInput:
+    options = [AUTO, *folders.listed(kind)]
     return sockets.advanced(io.Combo.Input(name, options=options, default=AUTO, tooltip=tooltip))
 
 
-def companion(name: str | None, folder: str) -> Path | None:
+def companion(name: str | None, kind: folders.Kind) -> Path | None:
     """The chosen companion's path, or None for auto. Raises ValueError with the folders searched."""
-    if name in (AUTO, None):
-        return None
-    known = folders.companions(folder)
-    if name not in known:
-        raise ValueError(folders.missing(name, folder))
-    return known[name]
+    return None if name is None or name == AUTO else folders.find(name, kind)
 
 
 def chosen(checkpoint: str | None, vq: str | None = None, text_encoder: str | None = None) -> list[Path]:
     """The paths behind a loader's dropdowns, without those that come over a wire (None until the node runs)."""
-    model = None if checkpoint is None else folders.find(checkpoint)
-    paths = (model, companion(vq, "vae"), companion(text_encoder, "text_encoders"))
+    model = None if checkpoint is None else folders.find(checkpoint, folders.CHECKPOINT)
+    paths = (model, companion(vq, folders.VQ), companion(text_encoder, folders.TEXT_ENCODER))
     return [path for path in paths if path is not None]
 
 
-def refusal(dtype: str | None, *names: str | None) -> bool | str:
-    """What validate_inputs returns: True, or the sentence for a name or dtype that is not there."""
+def taken_by_auto(checkpoint: Path, vq: bool, text_encoder: bool) -> list[Path]:
+    """What lies beside a checkpoint and decides what `auto` takes."""
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    encoder = find_text_encoder(folder) if text_encoder else None
+    return [*(vq_candidates(checkpoint) if vq else ()), *([encoder] if encoder else ())]
+
+
+def refusal(dtype: str | None, picture_size: int | None, *names: str | None) -> bool | str:
+    """What validate_inputs returns: True, or the sentence for a name, dtype or size that does not exist."""
     try:
         chosen(*names)
     except ValueError as error:
         return str(error)
-    return sockets.not_listed("dtype", dtype, DTYPES) or True
+    return sockets.not_listed("dtype", dtype, DTYPES) or not_drawable(picture_size) or True
 
 
-def fingerprint(*names: str | None) -> list[tuple[str, int, int]]:
-    return [part for path in chosen(*names) for part in folders.fingerprint(path)]
+def fingerprint(
+    checkpoint: str | None, vq: str | None = None, text_encoder: str | None = None
+) -> list[tuple[str, int, int]]:
+    """Changes when a file changes that the loader reads, chosen or found by `auto`; no tensor is read for it."""
+    paths = chosen(checkpoint, vq, text_encoder)
+    if checkpoint is not None:
+        paths += taken_by_auto(folders.find(checkpoint, folders.CHECKPOINT), vq == AUTO, text_encoder == AUTO)
+    return [part for path in paths for part in folders.fingerprint(path)]
 
 
 class SpecARLoadCheckpoint(io.ComfyNode):
@@ -100,14 +139,15 @@ class SpecARLoadCheckpoint(io.ComfyNode):
                 dtype_input(),
                 companion_input(
                     "vq",
-                    "vae",
+                    folders.VQ,
                     "The tokenizer that turns codes into pixels. auto: the one in or beside the checkpoint.",
                 ),
                 companion_input(
                     "text_encoder",
-                    "text_encoders",
-                    "The text encoder of a text model. auto: the one in or beside the checkpoint.",
+                    folders.TEXT_ENCODER,
+                    "The text encoder of a text model, a folder. auto: the one in or beside the checkpoint.",
                 ),
+                picture_size_input(),
             ],
             outputs=[sockets.Model.Output(display_name="model")],
         )
@@ -119,8 +159,9 @@ class SpecARLoadCheckpoint(io.ComfyNode):
         dtype: str | None = None,
         vq: str | None = None,
         text_encoder: str | None = None,
+        picture_size: int | None = None,
     ) -> bool | str:
-        return refusal(dtype, checkpoint, vq, text_encoder)
+        return refusal(dtype, picture_size, checkpoint, vq, text_encoder)
 
     @classmethod
     def fingerprint_inputs(
@@ -129,12 +170,13 @@ class SpecARLoadCheckpoint(io.ComfyNode):
         return fingerprint(checkpoint, vq, text_encoder)
 
     @classmethod
-    def execute(cls, checkpoint: str, dtype: str, vq: str, text_encoder: str) -> io.NodeOutput:
+    def execute(cls, checkpoint: str, dtype: str, vq: str, text_encoder: str, picture_size: int = 0) -> io.NodeOutput:
         managed = load(
-            folders.find(checkpoint),
+            folders.find(checkpoint, folders.CHECKPOINT),
             dtype,
-            vq_path=companion(vq, "vae"),
-            text_encoder_path=companion(text_encoder, "text_encoders"),
+            picture_size,
+            vq_path=companion(vq, folders.VQ),
+            text_encoder_path=companion(text_encoder, folders.TEXT_ENCODER),
         )
         return io.NodeOutput(managed)
 
@@ -147,18 +189,21 @@ class SpecARLoadDraftModel(io.ComfyNode):
             display_name="Load AR Draft Model",
             category=sockets.CATEGORY,
             description="Loads a small model that drafts tokens for a big one. Both must share vocabulary and grid.",
-            inputs=[checkpoint_input("demo tokens draft"), dtype_input()],
+            inputs=[checkpoint_input("demo tokens draft"), dtype_input(), picture_size_input()],
             outputs=[sockets.DraftModel.Output(display_name="draft_model")],
         )
 
     @classmethod
-    def validate_inputs(cls, checkpoint: str | None = None, dtype: str | None = None) -> bool | str:
-        return refusal(dtype, checkpoint)
+    def validate_inputs(
+        cls, checkpoint: str | None = None, dtype: str | None = None, picture_size: int | None = None
+    ) -> bool | str:
+        return refusal(dtype, picture_size, checkpoint)
 
     @classmethod
     def fingerprint_inputs(cls, checkpoint: str | None = None, **_: Any) -> Any:
         return fingerprint(checkpoint)
 
     @classmethod
-    def execute(cls, checkpoint: str, dtype: str) -> io.NodeOutput:
-        return io.NodeOutput(load(folders.find(checkpoint), dtype, with_vq=False))
+    def execute(cls, checkpoint: str, dtype: str, picture_size: int = 0) -> io.NodeOutput:
+        path = folders.find(checkpoint, folders.CHECKPOINT)
+        return io.NodeOutput(load(path, dtype, picture_size, with_vq=False))

@@ -5,6 +5,7 @@ Each network sits in a ModelPatcher, so eviction, low memory and /free work with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import comfy.model_management as mm
 import torch
 from comfy.model_patcher import ModelPatcher
 from torch import nn
+
+from ..decoders import TokenLayout
 
 DECODE_BYTES_PER_PIXEL = 128 * 4 * 5  # a VQ decoder at full resolution: 128 float32 channels, five maps alive at once
 
@@ -50,11 +53,17 @@ def place_for_sampling(target: ManagedModel, draft: ManagedModel | None, memory_
         managed.model.device = managed.network.load_device
 
 
-def place_for_decoding(target: ManagedModel, cells: int) -> None:
-    """Brings the tokenizer to the device with room for the activations of one picture of `cells` codes."""
+def decoding_memory(target: ManagedModel, layout: TokenLayout) -> int:
+    """Bytes of the tokenizer's activations while it turns the codes of one picture into pixels."""
+    if target.vq is None:
+        return 0
+    return math.prod(layout.grid) * target.vq.model.config.factor**2 * DECODE_BYTES_PER_PIXEL
+
+
+def place_for_decoding(target: ManagedModel, layout: TokenLayout) -> None:
+    """Brings the tokenizer to the device with room for decoding one picture."""
     if target.vq is not None:
-        pixels = cells * target.vq.model.config.factor**2
-        mm.load_models_gpu([target.vq], memory_required=pixels * DECODE_BYTES_PER_PIXEL)
+        mm.load_models_gpu([target.vq], memory_required=decoding_memory(target, layout))
     target.model.device = target.network.load_device
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 from comfy_api.latest import io
 
-from ..decoders import DecoderOptions
+from ..decoders import MAX_BRANCHES, DecoderOptions
 from ..decoders.interface import Grouping, Initialise, Redraft, Verify
 from . import sockets
 
@@ -39,7 +39,8 @@ class SpecARDecoderOptions(io.ComfyNode):
                     "redraft",
                     options=CHOICES["redraft"],
                     default=OWN,
-                    tooltip="How the draws of one pass are coupled to those of the last. auto: the decoder's own way.",
+                    tooltip="How the draws of one pass are coupled to those of the last. auto: the decoder's own way. "
+                    "Without effect on draft-model.",
                 ),
                 sockets.annotated(
                     io.Combo.Input(
@@ -54,20 +55,22 @@ class SpecARDecoderOptions(io.ComfyNode):
                     "initialise",
                     options=CHOICES["initialise"],
                     default=OWN,
-                    tooltip="The first guess for a position that just entered the window.",
+                    tooltip="The first guess for a position that just entered the window. "
+                    "Without effect on draft-model.",
                 ),
                 io.Combo.Input(
                     "grouping",
                     options=CHOICES["grouping"],
                     default=DEFAULTS.grouping,
-                    tooltip="dynamic: codes of like probability in this pass. static: codes that look alike.",
+                    tooltip="For grouped verification. dynamic: codes of like probability in this pass. "
+                    "static: codes that look alike.",
                 ),
                 io.Int.Input(
                     "group_size",
                     default=DEFAULTS.group_size,
                     min=1,
                     max=16384,
-                    tooltip="Most codes that may stand for one another.",
+                    tooltip="For grouped verification. Most codes that may stand for one another.",
                 ),
                 io.Float.Input(
                     "group_probability_gap",
@@ -75,7 +78,8 @@ class SpecARDecoderOptions(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Codes of one dynamic group differ by no more than this in probability.",
+                    tooltip="For grouped verification. Codes of one dynamic group differ by no more than this in "
+                    "probability.",
                 ),
                 io.Float.Input(
                     "group_distance",
@@ -83,7 +87,25 @@ class SpecARDecoderOptions(io.ComfyNode):
                     min=0.0,
                     max=100.0,
                     step=0.1,
-                    tooltip="How far apart codes of one group may lie, in nearest-neighbour distances. 0: no limit.",
+                    tooltip="For grouped verification. How far apart codes of one dynamic group may lie, in "
+                    "nearest-neighbour distances. 0: no limit.",
+                ),
+                io.Int.Input(
+                    "branches",
+                    optional=True,
+                    default=DEFAULTS.branches,
+                    min=0,
+                    max=MAX_BRANCHES,
+                    tooltip="For seed-exact: how many first guesses a pass tries. More find the next code more often and "
+                    "make a pass longer. 1: the best guess alone. 0: what is fastest here, by a short measurement.",
+                ),
+                io.Int.Input(
+                    "branch_length",
+                    optional=True,
+                    default=DEFAULTS.branch_length,
+                    min=1,
+                    max=64,
+                    tooltip="For seed-exact with branches: positions that each further guess is followed for.",
                 ),
             ],
             outputs=[sockets.Options.Output(display_name="options")],
@@ -111,6 +133,8 @@ class SpecARDecoderOptions(io.ComfyNode):
         group_size: int,
         group_probability_gap: float,
         group_distance: float,
+        branches: int = DEFAULTS.branches,
+        branch_length: int = DEFAULTS.branch_length,
     ) -> io.NodeOutput:
         options = DecoderOptions(
             redraft=None if redraft == OWN else redraft,
@@ -120,5 +144,7 @@ class SpecARDecoderOptions(io.ComfyNode):
             group_size=group_size,
             group_probability_gap=group_probability_gap,
             group_distance=group_distance,
+            branches=branches,
+            branch_length=branch_length,
         )
         return io.NodeOutput(options)

@@ -9,14 +9,27 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..decoders import AUTO, DECODERS, DecoderOptions, Generation, SamplerSettings, Statistics, check, generate
+from ..decoders import (
+    AUTO,
+    DECODERS,
+    MAX_SEED,
+    DecoderOptions,
+    Generation,
+    SamplerSettings,
+    Statistics,
+    check,
+    generate,
+    longest_pass,
+)
 from ..decoders.table import AUTO_DECODER
 from . import sockets
 from .decode import DecodedTokens, to_pictures
-from .memory import ManagedModel, explained_out_of_memory, place_for_sampling
+from .memory import ManagedModel, decoding_memory, explained_out_of_memory, place_for_sampling
 from .progress import RunProgress
 
 CHOICES = [AUTO, *DECODERS]
+MAX_CFG = 30.0
+MAX_BATCH = 64
 LOGIT_COPIES = 16  # both guidance streams, filtered, sorted, as probabilities, as drafted from, noise
 ADVICE = "The sampler ran out of memory: lower batch_size or draft_length, or set cfg to 1."
 
@@ -60,7 +73,7 @@ class SpecARSampler(io.ComfyNode):
                     "seed",
                     default=0,
                     min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
+                    max=MAX_SEED,
                     control_after_generate=True,
                     tooltip="Each picture of a batch has its own stream of this seed.",
                 ),
@@ -77,15 +90,15 @@ class SpecARSampler(io.ComfyNode):
                 io.Int.Input(
                     "draft_length",
                     default=32,
-                    min=1,
+                    min=0,
                     max=1024,
-                    tooltip="Positions guessed and checked in one pass.",
+                    tooltip="Positions guessed and checked in one pass. 0: what is fastest here, by a short measurement.",
                 ),
                 io.Float.Input(
                     "cfg",
                     default=3.0,
                     min=1.0,
-                    max=30.0,
+                    max=MAX_CFG,
                     step=0.1,
                     tooltip="How strongly the condition steers. 1 turns guidance off and halves the work.",
                 ),
@@ -108,7 +121,7 @@ class SpecARSampler(io.ComfyNode):
                     step=0.01,
                     tooltip="Keeps the likeliest tokens up to this share; 1 keeps all.",
                 ),
-                io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="Pictures made in one run."),
+                io.Int.Input("batch_size", default=1, min=1, max=MAX_BATCH, tooltip="Pictures made in one run."),
                 sockets.advanced(
                     io.Int.Input(
                         "preview_every",
@@ -134,10 +147,10 @@ class SpecARSampler(io.ComfyNode):
         """Checks what the core does not, or words badly; the core compares the other numbers with their limits."""
         if refusal := sockets.not_listed("decoder", decoder, CHOICES):
             return refusal
-        if cfg is not None and not 1 <= cfg <= 30:
-            return f"cfg is {cfg:g}, but guidance goes from 1 (off) to 30. Set it to 1 or more."
-        if batch_size is not None and not 1 <= batch_size <= 64:
-            return f"batch_size is {batch_size}, but a run makes 1 to 64 pictures. Set it to 1 or more."
+        if cfg is not None and not 1 <= cfg <= MAX_CFG:
+            return f"cfg is {cfg:g}, but guidance goes from 1 (off) to {MAX_CFG:g}. Set it to 1 or more."
+        if batch_size is not None and not 1 <= batch_size <= MAX_BATCH:
+            return f"batch_size is {batch_size}, but a run makes 1 to {MAX_BATCH} pictures. Set it to 1 or more."
         return True
 
     @classmethod
@@ -198,15 +211,18 @@ def finished(statistics: Statistics, streamed: bool, decode_seconds: float) -> S
     return dataclasses.replace(statistics, seconds=seconds, streamed=streamed)
 
 
-def memory_required(target: ManagedModel, draft: ManagedModel | None, settings: SamplerSettings) -> int:
-    """Bytes of the run's caches and of the rows of logits that one pass works on."""
+def memory_required(
+    target: ManagedModel, draft: ManagedModel | None, conditioning: Any, settings: SamplerSettings, positions: int
+) -> int:
+    """Bytes of the run's caches and of the rows of logits that a pass of so many positions works on."""
     guided = settings.guidance_scale > 1
     models = [target] if draft is None else [target, draft]
     caches = sum(
-        managed.model.memory_required(settings.batch_size, guided, settings.draft_length + 1) for managed in models
+        managed.model.memory_required(conditioning, settings.batch_size, guided, positions)
+        for managed in models
     )
     row = target.model.vocabulary * torch.float32.itemsize
-    return caches + LOGIT_COPIES * settings.batch_size * settings.draft_length * row
+    return caches + LOGIT_COPIES * settings.batch_size * positions * row
 
 
 def sample(
@@ -217,8 +233,10 @@ def sample(
     progress: RunProgress,
 ) -> Generation:
     """Places the models with room for what this run allocates, and decodes."""
-    check(target.model, conditioning, settings, None if draft is None else draft.model)
-    place_for_sampling(target, draft, memory_required(target, draft, settings))
+    decoder, layout = check(target.model, conditioning, settings, None if draft is None else draft.model)
+    positions = longest_pass(decoder, settings, layout)
+    preview = decoding_memory(target, progress.layout) if progress.preview_every else 0
+    place_for_sampling(target, draft, memory_required(target, draft, conditioning, settings, positions) + preview)
     return generate(
         target.model,
         conditioning,

@@ -244,11 +244,22 @@ def train_transformer(plan: TransformerPlan, views: Views) -> LlamaGenNetwork:
 
 def store(module: nn.Module, file: str, **metadata: object) -> None:
     """Writes half-precision weights to the bundled folder; the loader reads the metadata as JSON."""
-    weights = {key: value.half().contiguous() for key, value in module.state_dict().items()}
+    weights = {key: value.half().contiguous() for key, value in official_weights(module).items()}
     path = BUNDLED / f"{file}.safetensors"
     save_file(weights, path, metadata={key: json.dumps(value) for key, value in metadata.items()})
     parameters = sum(value.numel() for value in weights.values())
     print(f"{path.name}: {parameters:,} parameters, {path.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def official_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict as LlamaGen's files have it: gate and up apart."""
+    weights = {}
+    for key, value in module.state_dict().items():
+        if ".w13." in key:
+            weights[key.replace("w13", "w1")], weights[key.replace("w13", "w3")] = value.chunk(2)
+        else:
+            weights[key] = value
+    return weights
 
 
 def store_transformer(plan: TransformerPlan, network: LlamaGenNetwork) -> None:

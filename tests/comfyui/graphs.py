@@ -1,12 +1,13 @@
-"""Graphs in API form for the tests: loader, class label, sampler, saved picture."""
+"""Graphs in API form for the tests: loader, class label or prompt, sampler, saved picture."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from comfyui_client import Graph
+from comfyui_client import Client, Graph, Refused
 
 LOAD, LABEL, SAMPLE, SAVE, DRAFT, PROBE = "1", "2", "3", "4", "5", "6"
+# Without picture_size: graphs from before that input existed stay valid.
 LOADER_DEFAULTS = {"dtype": "auto", "vq": "auto", "text_encoder": "auto"}
 SAMPLER_DEFAULTS = {
     "seed": 7,
@@ -37,3 +38,23 @@ def picture(*, checkpoint: str = "tiny.safetensors", label: str = "star", draft:
         graph[DRAFT] = {"class_type": "SpecARLoadDraftModel", "inputs": {"checkpoint": draft, "dtype": "auto"}}
         graph[SAMPLE]["inputs"]["draft_model"] = [DRAFT, 0]
     return graph
+
+
+def prompted(text: str, *, checkpoint: str, negative: str = "", width: int = 0, height: int = 0, **more: Any) -> Graph:
+    """As `picture`, for a model that takes a text."""
+    graph = picture(checkpoint=checkpoint, **more)
+    said = {"text": text, "negative": negative, "width": width, "height": height}
+    graph[LABEL] = {"class_type": "SpecARPrompt", "inputs": {"model": [LOAD, 0], **said}}
+    return graph
+
+
+def refusal(client: Client, graph: Graph) -> tuple[str, str]:
+    """Queues a graph that must fail; returns the node and what the user reads."""
+    try:
+        run = client.run(graph)
+    except Refused as refused:
+        ((node, sentences),) = refused.errors.items()
+        return node, "\n".join(sentences)
+    assert run.error is not None, run.outcome
+    assert run.error["exception_type"].split(".")[-1] in ("ValueError", "CheckpointError")
+    return run.error["node_id"], run.error["exception_message"]

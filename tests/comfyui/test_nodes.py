@@ -62,6 +62,18 @@ def test_every_node_and_input_explains_itself(client: Client):
                 assert details.get("tooltip"), f"{node}.{name}"
 
 
+def test_options_that_some_decoders_ignore_say_so(client: Client):
+    """That it is so is a test of the runs."""
+    inputs = client.object_info("SpecARDecoderOptions")["input"]["required"]
+    page = client.get("/extensions/speculative-ar/docs/SpecARDecoderOptions.md").decode()
+    for name in ("redraft", "initialise"):
+        assert "Without effect on draft-model" in inputs[name][1]["tooltip"]
+    assert page.count("Without effect on `draft-model`") == 2
+    for name in ("grouping", "group_size", "group_probability_gap", "group_distance"):
+        assert inputs[name][1]["tooltip"].startswith("For grouped verification.")
+    assert "an effect only where drafts are\nverified by `grouped`" in page
+
+
 def test_the_english_texts_are_those_of_the_nodes(client: Client):
     served = client.get("/i18n")["en"]["nodeDefs"]
     for node, info in own_nodes(client).items():

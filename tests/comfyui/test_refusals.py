@@ -8,26 +8,14 @@ from typing import Any
 import pytest
 
 import comfyui
-from comfyui_client import Client, Graph, Refused
+from comfyui_client import Client
 from tests.comfyui import tiny
-from tests.comfyui.graphs import LABEL, LOAD, SAMPLE, picture
+from tests.comfyui.graphs import DRAFT, LABEL, LOAD, SAMPLE, picture, prompted, refusal
 
 
 @pytest.fixture(scope="module", autouse=True)
 def models(server: comfyui.Server) -> None:
     tiny.write_family(server.models / "ar_models")
-
-
-def refusal(client: Client, graph: Graph) -> tuple[str, str]:
-    """Queues a graph that must fail; returns the node and what the user reads."""
-    try:
-        run = client.run(graph)
-    except Refused as refused:
-        ((node, sentences),) = refused.errors.items()
-        return node, "\n".join(sentences)
-    assert run.error is not None, run.outcome
-    assert run.error["exception_type"].split(".")[-1] in ("ValueError", "CheckpointError")
-    return run.error["node_id"], run.error["exception_message"]
 
 
 DRAFTING: dict[str, Any] = {"decoder": "draft-model", "draft_length": 4}
@@ -50,7 +38,8 @@ CASES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     ),
     "class number out of range": ({"label": "4"}, LABEL, ["4", "0 to 3"]),
     "negative class number": ({"label": "-1"}, LABEL, ["-1", "0 to 3"]),
-    "unknown class name": ({"label": "stra"}, LABEL, ["stra", "nearest", "star"]),
+    "unknown class name": ({"label": "stra"}, LABEL, ["stra", "nearest are: star"]),
+    "class name like no other": ({"label": "xqzw"}, LABEL, ["xqzw", "some are: star"]),
     "top-k beyond the vocabulary": ({"top_k": 97}, SAMPLE, ["top_k is 97", "96 codes"]),
     "guidance below 1": ({"cfg": 0.5}, SAMPLE, ["cfg is 0.5", "1 or more"]),
     "batch of 0": ({"batch_size": 0}, SAMPLE, ["batch_size is 0", "1 to 64", "1 or more"]),
@@ -93,6 +82,42 @@ def test_values_from_a_wire_are_checked_when_the_node_runs(
     node, sentence = refusal(client, graph)
     assert node == culprit
     assert fragment in sentence
+
+
+@pytest.mark.parametrize("loader", [LOAD, DRAFT])
+@pytest.mark.parametrize("wired", [False, True])
+@pytest.mark.parametrize("size", [-16, 250, 1040])
+def test_picture_sizes_that_no_model_has(client: Client, loader: str, wired: bool, size: int):
+    graph = picture(draft="tiny-draft.safetensors", **DRAFTING)
+    graph[loader]["inputs"]["picture_size"] = ["7", 0] if wired else size
+    if wired:
+        graph["7"] = {"class_type": "PrimitiveInt", "inputs": {"value": size}}
+    node, sentence = refusal(client, graph)
+    assert node == loader
+    for fragment in (f"picture_size is {size}", "multiple of 16", "at most 1024", "0 for what the file tells"):
+        assert fragment in sentence
+
+
+def test_a_picture_size_for_a_model_that_knows_its_own(client: Client):
+    graph = picture()
+    graph[LOAD]["inputs"]["picture_size"] = 384
+    node, sentence = refusal(client, graph)
+    assert node == LOAD
+    assert "tiny was made for 16 x 16 codes, as its file says, and cannot draw 24 x 24" in sentence
+    assert "leave the picture size at 0" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "form"),
+    [("vq", "vae", "the VQ tokenizer's file"), ("text_encoder", "text_encoders", "the text encoder's folder")],
+)
+def test_a_companion_that_never_was(client: Client, name: str, folder: str, form: str):
+    graph = picture()
+    graph[LOAD]["inputs"][name] = "nothing"
+    node, sentence = refusal(client, graph)
+    assert node == LOAD
+    for fragment in ("'nothing' is not in", folder, "ar_models", form, "press R"):
+        assert fragment in sentence
 
 
 def test_good_values_from_a_wire_are_taken(client: Client):
@@ -138,12 +163,7 @@ def test_a_truncated_file(client: Client, server: comfyui.Server):
 
 
 def test_a_text_for_a_model_that_takes_classes(client: Client):
-    graph = picture()
-    graph[LABEL] = {
-        "class_type": "SpecARPrompt",
-        "inputs": {"model": [LOAD, 0], "text": "a star", "negative": "", "width": 0, "height": 0},
-    }
-    node, sentence = refusal(client, graph)
+    node, sentence = refusal(client, prompted("a star", checkpoint="tiny.safetensors"))
     assert node == LABEL
     assert "tiny takes a class label" in sentence
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -27,6 +28,25 @@ def tokens(client: Client, graph: Graph) -> list[list[int]]:
     run = client.run(graph)
     assert run.succeeded, run.error
     return run.shown[PROBE]["tokens"]
+
+
+def saved(client: Client, graph: Graph) -> bytes:
+    """The pixels of the only picture that a graph saves."""
+    run = client.run(graph)
+    assert run.succeeded, run.error
+    (data,) = client.images(run.prompt_id)
+    return Image.open(io.BytesIO(data)).tobytes()
+
+
+def with_options(graph: Graph, **changed: Any) -> Graph:
+    """Links an options node to the sampler; arguments replace its defaults."""
+    inputs = {
+        **{"redraft": "auto", "verify": "auto", "initialise": "auto", "grouping": "dynamic"},
+        **{"group_size": 14, "group_probability_gap": 0.15, "group_distance": 0.0, **changed},
+    }
+    graph["7"] = {"class_type": "SpecARDecoderOptions", "inputs": inputs}
+    graph[SAMPLE]["inputs"]["options"] = ["7", 0]
+    return graph
 
 
 def test_a_picture_arrives_with_its_statistics(client: Client):
@@ -104,6 +124,33 @@ def test_a_replaced_checkpoint_is_loaded_anew(client: Client, server: comfyui.Se
     assert run.shown[PROBE]["tokens"] != first
 
 
+def test_a_replaced_tokenizer_beside_the_checkpoint_is_loaded_anew(client: Client, server: comfyui.Server):
+    folder = server.models / "ar_models" / "beside"
+    graph = picture(checkpoint="beside/model-b.safetensors")
+    tiny.write_model(folder / "model-b.safetensors", named_vq=False)
+    tiny.write_vq(folder)
+    first = saved(client, graph)
+    tiny.write_model(folder / "unrelated.safetensors")
+    assert LOAD in client.run(graph).cached, "a file that auto does not take is no reason to load again"
+    tiny.write_vq(folder, seed=9)
+    assert saved(client, graph) != first
+
+
+def test_a_size_that_the_file_does_not_tell_can_be_said(client: Client, server: comfyui.Server):
+    for name, layers in (("silent", 2), ("silent-draft", 1)):
+        tiny.write_model(server.models / "ar_models" / f"{name}.safetensors", grid=None, layers=layers)
+    graph = picture(
+        checkpoint="silent.safetensors", draft="silent-draft.safetensors", decoder="draft-model", draft_length=4
+    )
+    for loader in (LOAD, DRAFT):
+        graph[loader]["inputs"]["picture_size"] = 128
+    run = client.run(graph)
+    assert run.succeeded, run.error
+    assert len(run.shown[PROBE]["tokens"][0]) == 8 * 8
+    (data,) = client.images(run.prompt_id)
+    assert Image.open(io.BytesIO(data)).size == (32, 32), "4 pixels a code"
+
+
 @pytest.mark.parametrize("seed", [0, 2**32, 2**64 - 1])
 def test_seed_exact_gives_the_tokens_of_ar_for_any_seed(client: Client, seed: int):
     assert tokens(client, picture(seed=seed)) == tokens(client, picture(seed=seed, decoder="ar"))
@@ -122,18 +169,34 @@ def test_the_draft_model_is_loaded_only_where_it_is_used(client: Client):
 
 def test_options_change_the_decoder_and_its_promise(client: Client):
     graph = picture(draft="tiny-draft.safetensors", decoder="draft-model", draft_length=4, seed=20)
-    graph["7"] = {
-        "class_type": "SpecARDecoderOptions",
-        "inputs": {
-            **{"redraft": "auto", "verify": "exact", "initialise": "auto", "grouping": "dynamic"},
-            **{"group_size": 14, "group_probability_gap": 0.15, "group_distance": 0.0},
-        },
-    }
-    graph[SAMPLE]["inputs"]["options"] = ["7", 0]
-    run = client.run(graph)
+    run = client.run(with_options(graph, verify="exact"))
     assert run.succeeded, run.error
     assert run.shown[SAMPLE]["speculativear"][0]["promise"] == "seed-exact"
     assert run.shown[PROBE]["tokens"] == tokens(client, picture(decoder="ar", seed=20))
+
+
+GROUPS = {"grouping": "static", "group_size": 40, "group_probability_gap": 1.0, "group_distance": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "ignored", "heeded"),
+    [
+        ("draft-model", {"redraft": "maximal", "initialise": "left", **GROUPS}, {"verify": "grouped"}),
+        ("sjd", GROUPS, {"initialise": "left"}),
+        ("ar", {"redraft": "maximal", "initialise": "left", "verify": "grouped", **GROUPS}, {}),
+    ],
+)
+def test_options_that_a_decoder_ignores(client: Client, decoder: str, ignored: dict, heeded: dict):
+    """As the options' help page says."""
+
+    def passes(options: dict) -> list[list[int]]:
+        graph = picture(draft="tiny-draft.safetensors", decoder=decoder, draft_length=4, seed=24)
+        run = client.run(with_options(graph, **options))
+        assert run.succeeded, run.error
+        return run.shown[SAMPLE]["speculativear"][0]["accepted_per_pass"]
+
+    assert passes(ignored) == passes({})
+    assert not heeded or passes({**heeded, **GROUPS}) != passes({})
 
 
 def test_tokens_can_be_decoded_again(client: Client):

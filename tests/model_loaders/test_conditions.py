@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from speculative_ar import model_loaders
+from speculative_ar.model_loaders.llamagen import CaptionCondition, ClassCondition
 from speculative_ar.model_loaders.text_encoder import clean_prompt
 
 LABELS = ["Grinning Face", "red heart", "Flag: Japan", "cat face", "dog face", "pizza", "tree", "sun", "moon", "star"]
@@ -19,10 +20,14 @@ LABELS = ["Grinning Face", "red heart", "Flag: Japan", "cat face", "dog face", "
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory, golden_folder: Path) -> Any:
-    file = tmp_path_factory.mktemp("labelled") / "labelled.safetensors"
+    return load_labelled(tmp_path_factory.mktemp("labelled"), golden_folder, LABELS)
+
+
+def load_labelled(folder: Path, golden_folder: Path, labels: list[str]) -> Any:
     weights = torch.load(golden_folder / "c2i_tiny_256.pt", weights_only=True)["model"]
-    save_file(weights, file, metadata={"heads": "4", "grid": "[4, 4]", "labels": json.dumps(LABELS)})
-    return model_loaders.load(file, with_vq=False)
+    stated = {"heads": "4", "grid": "[4, 4]", "labels": json.dumps(labels)}
+    save_file(weights, folder / "labelled.safetensors", metadata=stated)
+    return model_loaders.load(folder / "labelled.safetensors", with_vq=False)
 
 
 def refused(make: Any, *arguments: Any, **more: Any) -> str:
@@ -50,7 +55,16 @@ def test_out_of_range(labelled: Any, given: int | str) -> None:
 def test_unknown_names_get_the_nearest_ones(labelled: Any) -> None:
     sentence = refused(labelled.class_label, "cat fase")
     assert "'cat fase' is no class of labelled; nearest are: cat face" in sentence and "0 to 9" in sentence
-    assert "Grinning Face, red heart, Flag: Japan" in refused(labelled.class_label, "xqzw")
+    sentence = refused(labelled.class_label, "xqzw")
+    assert "; some are: Grinning Face, red heart, Flag: Japan." in sentence and "nearest" not in sentence
+
+
+@pytest.mark.parametrize("given", [LABELS[:4], [*LABELS, "comet"]])
+def test_more_or_fewer_names_than_classes(golden_folder: Path, tmp_path: Path, given: list[str]) -> None:
+    """A class without a name is known by its number; a name without a class is none."""
+    model = load_labelled(tmp_path, golden_folder, given)
+    assert [model.class_label(index).name for index in range(10)] == [*given, *[""] * 6][:10]
+    assert "no class of labelled" in refused(model.class_label, "comet")
 
 
 def test_official_models_ship_no_names(c2i: Any) -> None:
@@ -66,9 +80,23 @@ def test_text_and_labels_are_told_apart(c2i: Any, t2i: Any, golden: dict[str, Te
     assert "takes a prompt, not a class label" in refused(t2i.session, c2i.class_label(3), 1, True, 1)
 
 
-def test_a_draft_model_with_fewer_classes_says_so(labelled: Any, c2i: Any) -> None:
-    condition = model_loaders.llamagen.ClassCondition(12)
+def test_a_draft_model_with_fewer_classes_says_so(c2i: Any) -> None:
+    condition = ClassCondition(12)
     assert "out of range" in refused(c2i.session, condition, 1, True, 1)
+    assert "out of range" in refused(c2i.layout, condition)
+
+
+@pytest.mark.parametrize("rows, channels", [(120, 24), (77, 32)])
+def test_a_draft_model_of_other_captions_says_so(t2i: Any, rows: int, channels: int) -> None:
+    condition = CaptionCondition(torch.zeros(rows, channels), torch.ones(rows, dtype=torch.bool))
+    for make in (t2i.layout, lambda given: t2i.session(given, 1, True, 1)):
+        assert "takes prompts encoded as 120 rows of 32 channels" in (sentence := refused(make, condition))
+        assert "draft model" in sentence and "text encoder" in sentence
+
+
+def test_a_condition_of_another_family_is_refused(c2i: Any, t2i: Any) -> None:
+    assert "connect AR Prompt with t2i_tiny_stage1" in refused(t2i.layout, object())
+    assert "takes a class label" in refused(c2i.layout, object())
 
 
 def test_sizes_name_the_nearest_one(t2i: Any) -> None:

@@ -122,7 +122,7 @@ def test_attention_mask(request: pytest.FixtureRequest, golden: dict[str, Tensor
     length = expected.shape[-1]
     for index, condition in enumerate(both):
         session = model.session(condition, 1, True, 1)
-        visible = session.visible(torch.arange(length).expand(2, length))[..., :length]
+        visible = session.visible(torch.arange(length).expand(2, length), session.key_visible)[..., :length]
         assert torch.equal(visible, expected[[index, index + 2]])
 
 

@@ -41,7 +41,7 @@ def repacked_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_released_file_fits_the_network(name: str, layout: type) -> None:
     shapes = layout(shapes_of(name))
-    sources = key_map(shapes)
+    sources = key_map(shapes, name)
     config = read_config(shapes, sources, {}, name)
     network = LlamaGenNetwork(config, nn, device="meta")
     check_fit(name, {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}, shapes, sources)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from speculative_ar import model_loaders
 from speculative_ar.model_loaders.checkpoint_files import Checkpoint
+from speculative_ar.model_loaders.companions import vq_candidates
 from tests.model_loaders.repacking import repacked
 
 Weights = dict[str, Tensor]
@@ -219,6 +221,17 @@ def test_the_second_stage_of_t2i_draws_512_pixels(tmp_path: Path, golden_folder:
     assert model_loaders.load(tmp_path / file, overrides={"heads": 4}).grid == (grid, grid)
 
 
+def test_a_size_that_nothing_tells_is_announced(
+    tmp_path: Path, weights: Weights, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save(weights, tmp_path / "c2i_B.pt")
+    for overrides in ({"grid": (24, 24)}, {}):
+        caplog.clear()
+        model = model_loaders.load(tmp_path / "c2i_B.pt", overrides={"heads": 4, **overrides})
+        assert model.grid == overrides.get("grid", (16, 16))
+        assert ("which picture size c2i_B was trained for" in caplog.text) == (not overrides)
+
+
 def test_a_file_called_model_takes_its_folder_as_title(tmp_path: Path, golden_folder: Path) -> None:
     folder = tmp_path / "LlamaGen-T2I-2"  # the published repack of the second stage
     folder.mkdir()
@@ -254,6 +267,62 @@ def test_the_published_vq_comes_first_and_a_given_path_before_it(tmp_path: Path,
     assert load(path, vq_path=tmp_path / "vq_tiny.pt").vq.post_quant_conv.bias[0] != 7.0
 
 
+@pytest.mark.parametrize(
+    "model, vq, own",
+    [
+        ("c2i_tiny_256.pt", "vq_ds16_t2i.pt", "vq_ds16_c2i.pt, from FoundationVision/LlamaGen"),
+        ("t2i_tiny_stage1.pt", "vq_ds8_c2i.pt", "vq_ds16_t2i.pt, from peizesun/llamagen_t2i"),
+    ],
+)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_the_vq_of_the_other_kind_of_model_is_taken_with_a_warning(
+    tmp_path: Path,
+    golden_folder: Path,
+    load: Any,
+    caplog: pytest.LogCaptureFixture,
+    model: str,
+    vq: str,
+    own: str,
+    chosen: bool,
+) -> None:
+    shutil.copy(golden_folder / model, tmp_path)
+    (tmp_path / "vq_tiny.pt").rename(tmp_path / vq)
+    more = {"vq_path": tmp_path / vq} if chosen else {}
+    assert load(tmp_path / model, **more).vq is not None
+    ((logger, level, sentence),) = caplog.record_tuples
+    assert (logger, level) == ("speculative_ar.model_loaders.companions", logging.WARNING)
+    file, source = own.split(", ")
+    assert sentence.startswith(f"{model} takes the VQ {tmp_path / vq}, but was trained with {file};")
+    assert source in sentence and "choose it as the VQ" in sentence
+
+
+@pytest.mark.parametrize("vq", ["vq_ds16_c2i.pt", "vq_ds8_c2i.pt", "vq_tiny.pt", "mt2i.pt"])
+def test_a_vq_of_the_own_kind_or_of_no_known_kind_is_no_matter(
+    tmp_path: Path, weights: Weights, load: Any, caplog: pytest.LogCaptureFixture, vq: str
+) -> None:
+    (tmp_path / "vq_tiny.pt").rename(tmp_path / vq)
+    assert load(bare(tmp_path, weights)).vq is not None
+    assert caplog.text == ""
+
+
+def test_which_files_may_become_the_vq(tmp_path: Path, weights: Weights) -> None:
+    """Any VQ in the folder, or only the one that the metadata name; models, notes and damaged files are none."""
+    path = safetensors(tmp_path, weights)
+    bare(tmp_path, weights)
+    (tmp_path / "readme.txt").write_text("hello")
+    (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04")
+    assert vq_candidates(path) == vq_candidates(tmp_path) == [tmp_path / "vq_tiny.pt"]
+    save_file({"model.vq.quantize.embedding.weight": torch.zeros(2, 4)}, tmp_path / "another-family.safetensors")
+    for file in ("old_vq.ckpt", "old_model.ckpt"):
+        torch.save(weights, tmp_path / file, _use_new_zipfile_serialization=False)
+    all_of_them = [tmp_path / file for file in ("another-family.safetensors", "old_vq.ckpt", "vq_tiny.pt")]
+    assert vq_candidates(path) == all_of_them
+    save_file(weights, path, metadata={"vq": '"vq_tiny.pt"'})
+    assert vq_candidates(path) == [tmp_path / "vq_tiny.pt"]
+    (tmp_path / "vq_tiny.pt").unlink()
+    assert vq_candidates(path) == []
+
+
 def test_a_vq_file_of_training_and_a_folder_with_a_vq(tmp_path: Path, weights: Weights, load: Any) -> None:
     content = torch.load(tmp_path / "vq_tiny.pt", weights_only=True)
     (tmp_path / "vq_tiny.pt").unlink()
@@ -262,11 +331,20 @@ def test_a_vq_file_of_training_and_a_folder_with_a_vq(tmp_path: Path, weights: W
     assert load(bare(tmp_path, weights), vq_path=tmp_path / "vq").vq is not None
 
 
-def test_shapes_are_known_without_reading_and_tensors_are_mapped(tmp_path: Path, weights: Weights) -> None:
-    for path in (bare(tmp_path, weights), safetensors(tmp_path, weights)):
-        checkpoint = Checkpoint([path])
-        assert checkpoint.shapes == {name: tuple(tensor.shape) for name, tensor in weights.items()}
-        assert torch.equal(checkpoint.tensor("output.weight"), weights["output.weight"])
+@pytest.mark.parametrize("write", [bare, safetensors])
+def test_shapes_are_known_without_reading_and_tensors_are_mapped(
+    tmp_path: Path, weights: Weights, write: Callable[[Path, Weights], Path]
+) -> None:
+    """What is put into the file after it was opened is what a tensor holds: nothing had been read before."""
+    path, before = write(tmp_path, weights), weights["output.weight"]
+    checkpoint = Checkpoint([path])
+    assert checkpoint.shapes == {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    content, after = path.read_bytes(), torch.arange(before.numel(), dtype=before.dtype).view_as(before)
+    assert content.count(before.numpy().tobytes()) == 1
+    with path.open("r+b") as stream:
+        stream.seek(content.index(before.numpy().tobytes()))
+        stream.write(after.numpy().tobytes())
+    assert torch.equal(checkpoint.tensor("output.weight"), after)
 
 
 class Marked:

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from speculative_ar import model_loaders
-from speculative_ar.model_loaders import CheckpointError
+from speculative_ar.model_loaders import CheckpointError, detect
 
 
 def refusal(path: Path, **more: Any) -> str:
@@ -195,6 +196,88 @@ def test_unknown_weights(tmp_path: Path, weights: dict[str, Tensor]) -> None:
 def test_wrong_shape(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     save_file({**weights, "norm.weight": torch.zeros(47)}, tmp_path / "m.safetensors")
     assert "norm.weight has the shape [47]" in refusal(tmp_path / "m.safetensors", with_vq=False)
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("norm.weight", "model.norm.weight"),
+        ("norm.weight", "module.norm.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("layers.1.attention.wqkv.weight", "model.layers.1.self_attn.q_proj.weight"),
+        ("layers.0.feed_forward.w3.weight", "layers.0.mlp.up_proj.weight"),
+    ],
+)
+def test_one_weight_under_two_names(tmp_path: Path, weights: dict[str, Tensor], first: str, second: str) -> None:
+    save_file({**weights, second: weights[first].clone()}, tmp_path / "m.safetensors")
+    sentence = refusal(tmp_path / "m.safetensors", with_vq=False)
+    assert "m.safetensors holds" in sentence and "twice" in sentence and first in sentence
+
+
+@pytest.fixture
+def forbidding(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Takes the permission to read a file away, for root too: it reads everything, so it becomes somebody else."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("Windows has no read permission that a program could take away from itself")
+    is_root = os.geteuid() == 0
+    for folder in (tmp_path, *tmp_path.parents)[:3] if is_root else ():
+        folder.chmod(0o755)
+
+    def forbid(file: Path) -> None:
+        file.chmod(0)
+        if is_root:
+            os.seteuid(65534)
+
+    yield forbid
+    if is_root:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "model.safetensors.index.json"])
+def test_a_file_that_may_not_be_read(
+    tmp_path: Path, weights: dict[str, Tensor], forbidding: Callable[[Path], None], name: str
+) -> None:
+    file = tmp_path / name
+    if file.suffix == ".pt":
+        torch.save(weights, file)
+    elif file.suffix == ".json":
+        file.write_text('{"weight_map": {}}')
+    else:
+        save_file(weights, file)
+    forbidding(file)
+    assert f"{file} may not be read; give this account the permission" in refusal(file, with_vq=False)
+
+
+@pytest.mark.parametrize("name", ["vq_ds16_c2i.pt", "other.pt", "other.safetensors"])
+def test_a_file_beside_the_model_that_may_not_be_read(
+    tmp_path: Path, golden_folder: Path, forbidding: Callable[[Path], None], name: str
+) -> None:
+    """The published VQ is missed; any other file is no obstacle."""
+    for file in ("c2i_tiny_256.pt", "vq_tiny.pt"):
+        shutil.copy(golden_folder / file, tmp_path)
+    torch.save({}, tmp_path / name)
+    forbidding(tmp_path / name)
+    if name == "vq_ds16_c2i.pt":
+        assert "vq_ds16_c2i.pt may not be read" in refusal(tmp_path / "c2i_tiny_256.pt")
+    else:
+        assert model_loaders.load(tmp_path / "c2i_tiny_256.pt", overrides={"heads": 4, "grid": (4, 4)}).vq is not None
+
+
+def test_a_size_that_the_file_contradicts(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    file = tmp_path / "own.safetensors"
+    save_file(weights, file, metadata={"heads": "4", "grid": "[4, 4]"})
+    sentence = refusal(file, overrides={"grid": (24, 24)}, with_vq=False)
+    assert "own was made for 4 x 4 codes" in sentence and "24 x 24" in sentence and "picture size at 0" in sentence
+    assert model_loaders.load(file, overrides={"grid": (4, 4)}, with_vq=False).grid == (4, 4)
+
+
+def test_a_size_for_a_family_that_knows_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = detect.Family("Another family", lambda shapes: "other.weight" in shapes, lambda *_: "its model")
+    monkeypatch.setattr(detect, "FAMILIES", (*detect.FAMILIES, other))
+    save_file({"other.weight": torch.zeros(2)}, tmp_path / "m.safetensors")
+    sentence = refusal(tmp_path / "m.safetensors", overrides={"grid": (24, 24)})
+    assert "(Another family) knows the sizes that it draws; leave the picture size at 0" in sentence
+    assert model_loaders.load(tmp_path / "m.safetensors") == "its model"
 
 
 @pytest.mark.parametrize("stated", [{}, {"heads": 5}])

@@ -9,39 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from launch_comfyui import declare_missing_operators
 from speculative_ar import model_loaders
 from speculative_ar.model_loaders import CheckpointError
-
-# The environment's torchvision may be built for another torch, and transformers imports it.
-OPERATORS = declare_missing_operators()
-transformers = pytest.importorskip("transformers")
-WORDS = ["<pad>", "</s>", "<unk>", "a", "cat", "on", "the", "mat", "red"]
-
-
-def save_t5(folder: Path, width: int = 32) -> None:
-    """A T5 with encoder and decoder, as the published folder holds it, and a tokenizer of a few words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
-    fast.save_pretrained(folder)
-    config = transformers.T5Config(
-        vocab_size=len(WORDS),
-        d_model=width,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
-    )
-    transformers.set_seed(0)
-    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+from tests.model_loaders.tiny_t5 import save_t5, transformers
 
 
 @pytest.fixture(scope="module")

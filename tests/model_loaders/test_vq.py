@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from speculative_ar.model_loaders.vq import VQConfig, VQTokenizer
+from speculative_ar.model_loaders.vq import VQConfig, VQDecoder, VQTokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamagen"
 MANIFESTS = Path(__file__).parents[1] / "golden" / "manifests"
@@ -52,6 +52,19 @@ def test_reconstruction(tokenizer: VQTokenizer, golden: dict[str, torch.Tensor])
 def test_decoded_picture(tokenizer: VQTokenizer, golden: dict[str, torch.Tensor]) -> None:
     picture = tokenizer.decode(golden["c2i.tokens_greedy_cfg4"].unflatten(1, (4, 4)))
     torch.testing.assert_close(picture, golden["c2i.image"], atol=2e-3, rtol=0)
+
+
+def test_the_decoding_half_alone_draws_the_same_picture(
+    tokenizer: VQTokenizer, golden: dict[str, torch.Tensor]
+) -> None:
+    halves = ("decoder.", "quantize.", "post_quant_conv.")
+    weights = {name: tensor for name, tensor in tokenizer.state_dict().items() if name.startswith(halves)}
+    alone = VQDecoder(VQConfig.of_decoder({name: tuple(tensor.shape) for name, tensor in weights.items()}))
+    alone.load_state_dict(weights)
+    codes = golden["vq.encode_indices"]
+    assert torch.equal(alone.eval().decode(codes), tokenizer.decode(codes))
+    assert torch.equal(alone.code_vectors(), tokenizer.code_vectors())
+    assert alone.config.factor == tokenizer.config.factor
 
 
 @pytest.mark.parametrize(("name", "factor"), [("llamagen_vq_ds16", 16), ("llamagen_vq_ds8", 8)])

@@ -42,32 +42,64 @@ def test_files_and_folders_are_listed_with_slashes_and_shards_are_not(models: Pa
     put(models / "Emu3" / "config.json")
     put(models / "Emu3" / "model-00001-of-00002.safetensors")
     put(models / ".hidden" / "c.safetensors")
-    assert list(folders.listed("ar_models")) == ["author", "author/a.pt", "b.safetensors", "Emu3"]
-
-
-def test_demo_models_come_first(models: Path):
-    put(models / "a.safetensors")
-    assert list(folders.checkpoints()) == ["demo tokens", "demo tokens draft", "a.safetensors"]
+    found = ["author", "author/a.pt", "b.safetensors", "Emu3"]
+    assert list(folders.listed(folders.CHECKPOINT)) == ["demo tokens", "demo tokens draft", *found]
+    assert list(folders.listed(folders.VQ)) == found
 
 
 def test_a_link_to_a_folder_elsewhere_is_followed(models: Path, tmp_path: Path):
     put(tmp_path / "disk" / "m.safetensors")
     models.mkdir(exist_ok=True)
     (models / "linked").symlink_to(tmp_path / "disk", target_is_directory=True)
-    assert folders.find("linked/m.safetensors").read_bytes() == b"x"
+    assert folders.find("linked/m.safetensors", folders.CHECKPOINT).read_bytes() == b"x"
 
 
 def test_names_are_looked_up_and_never_joined(models: Path):
     put(models.parent / "secret.safetensors")
     with pytest.raises(ValueError, match=r"'\.\./secret\.safetensors' is not in .*yaml and .*ar_models"):
-        folders.find("../secret.safetensors")
+        folders.find("../secret.safetensors", folders.CHECKPOINT)
 
 
-def test_companions_come_from_comfyuis_own_folders_too(models: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("kind", "own_folder", "form"),
+    [
+        (folders.CHECKPOINT, "ar_models", "the checkpoint there, as one file or as one folder"),
+        (folders.VQ, "vae", "the VQ tokenizer's file there"),
+        (folders.TEXT_ENCODER, "text_encoders", "the text encoder's folder there, with its config.json"),
+    ],
+)
+def test_a_missing_name_is_answered_with_what_to_put_where(
+    models: Path, kind: folders.Kind, own_folder: str, form: str
+):
+    with pytest.raises(ValueError) as caught:
+        folders.find("gone", kind)
+    sentence = str(caught.value)
+    for place in (str(models), *folder_paths.get_folder_paths(own_folder)):
+        assert place in sentence
+    assert f"Put {form}" in sentence
+    assert "press R" in sentence
+
+
+def test_companions_come_from_comfyuis_own_folders_too_and_first_from_ours(models: Path, tmp_path: Path):
     folder_paths.folder_names_and_paths["vae"] = ([str(tmp_path / "vae")], set())
     put(tmp_path / "vae" / "vq_ds16.pt")
+    put(tmp_path / "vae" / "both.pt")
     put(models / "vq_ds8.pt")
-    assert set(folders.companions("vae")) == {"vq_ds16.pt", "vq_ds8.pt"}
+    put(models / "both.pt")
+    assert list(folders.listed(folders.VQ)) == ["both.pt", "vq_ds16.pt", "vq_ds8.pt"]
+    assert folders.find("both.pt", folders.VQ) == models / "both.pt"
+
+
+def test_only_folders_with_a_config_are_text_encoders(models: Path, tmp_path: Path):
+    folder_paths.folder_names_and_paths["text_encoders"] = ([str(tmp_path / "clip")], set())
+    put(tmp_path / "clip" / "t5xxl_fp16.safetensors")
+    put(tmp_path / "clip" / "flan-t5-xl" / "config.json")
+    put(models / "t2i.pt")
+    put(models / "weights" / "only.safetensors")
+    put(models / "LlamaGen" / "t5-ckpt" / "flan-t5-xl" / "config.json")
+    assert list(folders.listed(folders.TEXT_ENCODER)) == ["flan-t5-xl", "LlamaGen/t5-ckpt/flan-t5-xl"]
+    with pytest.raises(ValueError, match=r"'t5xxl_fp16\.safetensors' is not in"):
+        folders.find("t5xxl_fp16.safetensors", folders.TEXT_ENCODER)
 
 
 def test_the_fingerprint_follows_the_file(models: Path):

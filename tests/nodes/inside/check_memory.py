@@ -12,7 +12,9 @@ import pytest
 import tiny
 import torch
 
-from speculative_ar.nodes import loaders, memory
+from speculative_ar.decoders import SamplerSettings
+from speculative_ar.nodes import loaders, memory, sampler
+from speculative_ar.nodes.progress import RunProgress
 
 META = torch.device("meta")
 TOO_LITTLE = 200_000  # bytes; the tiny network is more than twice as big
@@ -69,6 +71,29 @@ def test_target_tokenizer_and_draft_are_all_placed(managed: memory.ManagedModel,
     placed = mm.loaded_models()
     assert {id(patcher) for patcher in (managed.network, managed.vq, draft.network)} <= {id(one) for one in placed}
     assert not managed.streamed
+
+
+def test_room_is_made_for_a_preview_where_previews_are_on(
+    managed: memory.ManagedModel, monkeypatch: pytest.MonkeyPatch
+):
+    """A preview is decoded between two passes, when the caches are there already."""
+    asked = []
+    load = mm.load_models_gpu
+
+    def remember(models: list, memory_required: int = 0, **more: Any) -> None:
+        asked.append(memory_required)
+        load(models, memory_required=memory_required, **more)
+
+    monkeypatch.setattr(mm, "load_models_gpu", remember)
+    condition = managed.model.class_label(0)
+    layout = managed.model.layout(condition)
+    for preview_every in (0, 16):
+        progress = RunProgress(managed.model, layout, 1, "3", preview_every)
+        sampler.sample(managed, condition, SamplerSettings(draft_length=8), None, progress)
+    memory.place_for_decoding(managed, layout)
+    without, with_previews, one_picture = asked
+    assert one_picture == 64 * 64 * memory.DECODE_BYTES_PER_PIXEL
+    assert with_previews - without == one_picture
 
 
 def test_an_outside_unload_is_no_obstacle(managed: memory.ManagedModel):
