@@ -11,7 +11,6 @@ from torch import nn
 
 from .detect import find_model
 from .errors import CheckpointError
-from .llamagen_files import is_c2i, is_t2i
 from .options import LoadOptions
 
 __all__ = ["CheckpointError", "bundled", "load"]
@@ -33,8 +32,9 @@ def load(
     """Loads the model at a path (a file, a sharded set's index or shard, or a folder) as a TokenModel.
 
     dtype: precision of the weights and of the computation; None keeps the file's. operations: where the layer classes
-    come from. vq_path, text_encoder_path: companions that do not lie beside the checkpoint. overrides: what no file of
-    LlamaGen tells, `heads` (int) and `grid` (rows, columns). with_vq=False leaves out what only a picture needs (draft
+    come from. vq_path, text_encoder_path: companions that do not lie beside the checkpoint. overrides: what no file
+    tells: `size` (pixels of the square picture that the model was trained on), `heads`, for LlamaGen `grid` (rows,
+    columns), for Janus `roles` (the names of who speaks). with_vq=False leaves out what only a picture needs (draft
     models).
     Raises CheckpointError, a ValueError of one sentence, for whatever cannot be loaded.
     """
@@ -48,11 +48,6 @@ def load(
         with_vq=with_vq,
     )
     family, checkpoint = find_model(Path(path))
-    if "grid" in options.overrides and not (is_c2i(checkpoint.shapes) or is_t2i(checkpoint.shapes)):
-        raise CheckpointError(
-            f"{checkpoint.path} ({family.title}) knows the sizes that it draws; leave the picture size at 0 and give "
-            "width and height with the prompt."
-        )
     return family.load(checkpoint, options)
 
 

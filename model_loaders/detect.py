@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .chameleon_files import is_anole, is_chameleon_vq, is_lumina, load_anole, load_lumina
 from .checkpoint_files import Checkpoint, file_sets
 from .companions import is_vq
+from .emu3_files import is_emu3, is_emu3_vq, load_emu3
 from .errors import CheckpointError
+from .janus_files import is_janus, load_janus
 from .llamagen_files import is_c2i, is_t2i, load_llamagen
 from .options import LoadOptions
 
@@ -26,9 +29,14 @@ class Family:
 
 
 FAMILIES = (
+    Family("Janus", is_janus, load_janus),
     Family("LlamaGen, class-conditional", is_c2i, load_llamagen),
     Family("LlamaGen, text-conditional", is_t2i, load_llamagen),
+    Family("Anole", is_anole, load_anole),
+    Family("Lumina-mGPT", is_lumina, load_lumina),
+    Family("Emu3", is_emu3, load_emu3),
 )
+VQS = (is_vq, is_chameleon_vq, is_emu3_vq)
 
 
 def family_of(shapes: Shapes) -> Family | None:
@@ -62,7 +70,7 @@ def find_model(path: Path) -> tuple[Family, Checkpoint]:
 
 
 def _no_model(path: Path, others: list[Checkpoint]) -> CheckpointError:
-    if any(is_vq(checkpoint.shapes) for checkpoint in others):
+    if any(matches(checkpoint.shapes) for checkpoint in others for matches in VQS):
         return CheckpointError(
             f"{path} is a VQ tokenizer, which turns codes into pictures, not a model that makes codes; choose it "
             "as the VQ and a model, such as c2i_B_256.pt from FoundationVision/LlamaGen, as the checkpoint."

@@ -44,6 +44,11 @@ class ClassCondition:
     label: int
     name: str = ""
 
+    @property
+    def text(self) -> str:
+        """The class in words, for the statistics."""
+        return f"class {self.label}" + (f" ({self.name})" if self.name else "")
+
 
 @dataclass(frozen=True)
 class CaptionCondition:

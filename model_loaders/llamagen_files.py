@@ -152,7 +152,8 @@ def read_grid(stated: Any, title: str, text_model: bool) -> tuple[int, int]:
 
 def _stated(checkpoint: Checkpoint, overrides: Mapping[str, Any], title: str) -> dict[str, Any]:
     """What the metadata and the user state; raises CheckpointError where the user contradicts the file's own grid."""
-    stated = {**checkpoint.metadata, **overrides}
+    side = overrides.get("size", 0) // PIXELS_PER_CODE
+    stated = {**checkpoint.metadata, **({"grid": (side, side)} if side else {}), **overrides}
     own = checkpoint.metadata.get("grid")
     if own and list(own) != list(stated["grid"]):
         raise CheckpointError(

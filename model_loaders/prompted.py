@@ -23,14 +23,14 @@ class PromptCondition:
     """An encoded prompt.
 
     ids: what precedes the first code, text and structure alike; unconditional: the same for the unconditional stream,
-    of any length. layout: the picture's positions. text: what was encoded, template included. model: who encoded it.
+    of any length. layout: the picture's positions. text: what was encoded, template included. family: whose tokens.
     """
 
     ids: tuple[int, ...]
     unconditional: tuple[int, ...]
     layout: TokenLayout
     text: str
-    model: str
+    family: str
 
 
 class PromptedNetwork(Transformer):
@@ -108,6 +108,17 @@ class PromptedModel:
     def _own(self, condition: Any) -> PromptCondition:
         if not isinstance(condition, PromptCondition):
             raise ValueError(f"{self.name} takes a prompt; connect AR Prompt with this model.")
+        if condition.family != self.family:
+            raise ValueError(
+                f"This prompt was encoded for {condition.family} and {self.name} is {self.family}; connect AR Prompt "
+                "with this model."
+            )
+        known = self.network.config.vocabulary
+        if max(*condition.ids, *condition.unconditional) >= known:
+            raise ValueError(
+                f"The tokenizer beside {self.name} is another model's: its ids go beyond the {known} that the weights "
+                "know; take the one from the repository of these weights."
+            )
         return condition
 
     def memory_required(self, condition: Any, batch_size: int, guided: bool, window: int) -> int:

@@ -24,13 +24,12 @@ def load(path: Path, dtype: str, picture_size: int = 0, **more: Any) -> ManagedM
     """Loads a checkpoint into ordinary memory, built from ComfyUI's layers so that it can be moved and streamed."""
     if sentence := sockets.not_listed("dtype", dtype, DTYPES) or not_drawable(picture_size):
         raise ValueError(sentence)
-    side = picture_size // PIXELS_PER_CODE
     model = model_loaders.load(
         path,
         device=mm.unet_offload_device(),
         dtype=computing_dtype(dtype),
         operations=comfy.ops.disable_weight_init,
-        overrides={"grid": (side, side)} if side else {},
+        overrides={"size": picture_size} if picture_size else {},
         **more,
     )
     return ManagedModel.of(model)
@@ -57,8 +56,8 @@ def picture_size_input() -> io.WidgetInput:
             max=LARGEST_PICTURE,
             step=PIXELS_PER_CODE,
             optional=True,
-            tooltip="For LlamaGen files whose name does not tell the size that they were trained for: its pixels, such "
-            "as 256, 384 or 512. 0: what the file tells.",
+            tooltip="For files whose name does not tell the size that they were trained for (LlamaGen, Lumina-mGPT): "
+            "the side of that square in pixels, such as 256, 384, 512 or 768. 0: what the file tells.",
         )
     )
 

@@ -271,15 +271,6 @@ def test_a_size_that_the_file_contradicts(tmp_path: Path, weights: dict[str, Ten
     assert model_loaders.load(file, overrides={"grid": (4, 4)}, with_vq=False).grid == (4, 4)
 
 
-def test_a_size_for_a_family_that_knows_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = detect.Family("Another family", lambda shapes: "other.weight" in shapes, lambda *_: "its model")
-    monkeypatch.setattr(detect, "FAMILIES", (*detect.FAMILIES, other))
-    save_file({"other.weight": torch.zeros(2)}, tmp_path / "m.safetensors")
-    sentence = refusal(tmp_path / "m.safetensors", overrides={"grid": (24, 24)})
-    assert "(Another family) knows the sizes that it draws; leave the picture size at 0" in sentence
-    assert model_loaders.load(tmp_path / "m.safetensors") == "its model"
-
-
 @pytest.mark.parametrize("stated", [{}, {"heads": 5}])
 def test_heads_that_no_file_tells(golden_folder: Path, stated: dict[str, int]) -> None:
     assert "48 channels wide" in (sentence := refusal(golden_folder / "c2i_tiny_256.pt", overrides=stated))
