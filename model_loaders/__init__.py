@@ -11,7 +11,7 @@ from torch import nn
 
 from .detect import find_model
 from .errors import CheckpointError
-from .options import LoadOptions
+from .options import LoadOptions, OnLoad
 
 __all__ = ["CheckpointError", "bundled", "load"]
 
@@ -23,24 +23,29 @@ def load(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
+    storage: torch.dtype | None = None,
     operations: Any = nn,
     vq_path: str | Path | None = None,
     text_encoder_path: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     with_vq: bool = True,
+    on_progress: OnLoad | None = None,
 ) -> Any:
     """Loads the model at a path (a file, a sharded set's index or shard, or a folder) as a TokenModel.
 
-    dtype: precision of the weights and of the computation; None keeps the file's. operations: where the layer classes
-    come from. vq_path, text_encoder_path: companions that do not lie beside the checkpoint. overrides: what no file
-    tells: `size` (pixels of the square picture that the model was trained on), `heads`, for LlamaGen `grid` (rows,
-    columns), for Janus `roles` (the names of who speaks). with_vq=False leaves out what only a picture needs (draft
-    models).
-    Raises CheckpointError, a ValueError of one sentence, for whatever cannot be loaded.
+    dtype: precision of the weights and of the computation; None keeps the file's. storage: precision in which the big
+    matrices are kept (8-bit floats, say); needs layers that cast at use. operations: where the layer classes come from.
+    vq_path, text_encoder_path: companions that do not lie beside the checkpoint. overrides: what no file tells: `size`
+    (pixels of the square picture that the model was trained on), `heads`, for LlamaGen `grid` (rows, columns), for
+    Janus `roles` (the names of who speaks). with_vq=False leaves out what only a picture needs (draft models).
+    on_progress(done, total) is called after each weight of the network and may raise to stop. Raises CheckpointError, a
+    ValueError of one sentence, for whatever cannot be loaded.
     """
     options = LoadOptions(
         device=torch.device(device),
         dtype=dtype,
+        storage=storage,
+        on_progress=on_progress,
         operations=operations,
         vq_path=None if vq_path is None else Path(vq_path),
         text_encoder_path=None if text_encoder_path is None else Path(text_encoder_path),

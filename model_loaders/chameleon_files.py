@@ -218,18 +218,23 @@ def load_network(
 ) -> ChameleonNetwork:
     """The transformer with its weights; codes, structure: the ids of the codes and of the structure behind them.
 
-    Raises CheckpointError where the weights are quantised or do not fit.
+    Raises CheckpointError where the weights do not fit.
     """
-    if any(name.endswith((".absmax", ".SCB")) for name in checkpoint.shapes):
-        raise CheckpointError(
-            f"{checkpoint.path} is quantised by bitsandbytes, whose packed weights are not supported; give the "
-            "unquantised checkpoint, such as Alpha-VLLM/Lumina-mGPT-7B-768."
-        )
     sources = key_map(checkpoint.shapes, str(checkpoint.path))
     transformer = read_config(checkpoint.shapes, config)
     network = ChameleonNetwork(transformer, len(structure), options.operations, device="meta")
     reshape = reshapes(transformer, codes, structure)
-    fill(network, checkpoint, sources, options.device, _dtype(checkpoint, options), reshape)
+    dtype = _dtype(checkpoint, options)
+    fill(
+        network,
+        checkpoint,
+        sources,
+        options.device,
+        dtype,
+        reshape,
+        storage=options.storage,
+        on_progress=options.on_progress,
+    )
     return network
 
 

@@ -60,6 +60,7 @@ def find_model(path: Path) -> tuple[Family, Checkpoint]:
         else:
             others.append(checkpoint)
     if len(found) == 1:
+        _refuse_quantised(found[0][1])
         return found[0]
     if found:
         names = ", ".join(checkpoint.path.name for _, checkpoint in found)
@@ -67,6 +68,14 @@ def find_model(path: Path) -> tuple[Family, Checkpoint]:
     if refused:
         raise refused[0]
     raise _no_model(path, others)
+
+
+def _refuse_quantised(checkpoint: Checkpoint) -> None:
+    if any(name.endswith((".absmax", ".SCB")) for name in checkpoint.shapes):
+        raise CheckpointError(
+            f"{checkpoint.path} is quantised by bitsandbytes, whose packed weights are not supported; give the "
+            "checkpoint that it was made from."
+        )
 
 
 def _no_model(path: Path, others: list[Checkpoint]) -> CheckpointError:

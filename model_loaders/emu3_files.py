@@ -32,7 +32,6 @@ _LANGUAGE = re.compile(r"^(?:model\.)?(?:text_model\.)?(?:model\.)?")
 _VQ = re.compile(r"^(?:model\.)?vqmodel\.")
 _VQ_PREFIXES = ("", "model.vqmodel.", "vqmodel.")
 _VQ_FOLDER = "Emu3-VisionTokenizer"
-_QUANTISED = (".absmax", ".SCB", ".qweight")
 
 _ROWS, _ROWS_OF_EMU3_5 = 184_622, 282_926
 _CODES = 32_768
@@ -148,7 +147,10 @@ def load_emu3(checkpoint: Checkpoint, options: LoadOptions) -> Emu3:
     that follow every prompt, "" for none), each in place of what the files tell or of Emu3's own.
     """
     title, config = str(checkpoint.path), checkpoint.config()
-    _refuse_others(checkpoint)
+    if _is_emu3_5(checkpoint.shapes):
+        raise CheckpointError(
+            f"{title} is Emu3.5, whose network and vision tokenizer are others and not supported; give {REPOSITORY}."
+        )
     stated = {**checkpoint.metadata, **options.overrides}
     text = {**config, **config.get("text_config", {})}
     sources = key_map(checkpoint.shapes, title)
@@ -156,8 +158,20 @@ def load_emu3(checkpoint: Checkpoint, options: LoadOptions) -> Emu3:
     ids = read_ids({**text, **config}, transformer.vocabulary, title)
     codes = min(transformer.vocabulary - ids.first_code, _CODES)  # what is behind them is padding
     dtype = options.dtype or checkpoint.tensor(sources["tok_embeddings.weight"][0]).dtype
+    # Before the network, whose reading takes minutes: what is missing is said at once.
+    tokenizer = _tokenizer(checkpoint, ids, options) if options.with_vq else None
+    vq = load_vq(checkpoint, codes, options) if options.with_vq else None
     network = Emu3Network(transformer, ids, codes, options.operations, device="meta")
-    fill(network, checkpoint, sources, options.device, dtype, reshapes(ids, codes))
+    fill(
+        network,
+        checkpoint,
+        sources,
+        options.device,
+        dtype,
+        reshapes(ids, codes),
+        storage=options.storage,
+        on_progress=options.on_progress,
+    )
     _warn_of_chat(checkpoint, text)
     return Emu3(
         network,
@@ -165,25 +179,11 @@ def load_emu3(checkpoint: Checkpoint, options: LoadOptions) -> Emu3:
         area=stated["size"] ** 2 if "size" in stated else config.get("image_area", _AREA),
         folder=checkpoint.folder,
         quality=stated.get("quality", QUALITY),
-        tokenizer=_tokenizer(checkpoint, ids, options) if options.with_vq else None,
-        vq=load_vq(checkpoint, codes, options) if options.with_vq else None,
+        tokenizer=tokenizer,
+        vq=vq,
         device=options.device,
         dtype=dtype,
     )
-
-
-def _refuse_others(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for what Emu3's weights look like and are not."""
-    if _is_emu3_5(checkpoint.shapes):
-        raise CheckpointError(
-            f"{checkpoint.path} is Emu3.5, whose network and vision tokenizer are others and not supported; give "
-            f"{REPOSITORY}."
-        )
-    if any(name.endswith(_QUANTISED) for name in checkpoint.shapes):
-        raise CheckpointError(
-            f"{checkpoint.path} is quantised, and its packed weights are not supported; give the unquantised "
-            f"checkpoint, {REPOSITORY}."
-        )
 
 
 def _warn_of_chat(checkpoint: Checkpoint, text: Mapping[str, Any]) -> None:

@@ -234,7 +234,7 @@ def load_janus(checkpoint: Checkpoint, options: LoadOptions) -> Janus:
     tokens = _tokens(checkpoint, config, stated, options) if options.with_vq else None
     vq = load_vq(checkpoint, janus.codes, options) if options.with_vq else None
     network = JanusNetwork(janus, options.operations, device="meta")
-    fill(network, checkpoint, sources, options.device, dtype)
+    fill(network, checkpoint, sources, options.device, dtype, storage=options.storage, on_progress=options.on_progress)
     return Janus(
         network,
         vocabulary=janus.codes,

@@ -175,7 +175,7 @@ def load_llamagen(checkpoint: Checkpoint, options: LoadOptions) -> LlamaGen:
     config = read_config(checkpoint.shapes, sources, stated, str(checkpoint.path))
     dtype = options.dtype or checkpoint.tensor(sources["tok_embeddings.weight"][0]).dtype
     network = LlamaGenNetwork(config, options.operations, device="meta")
-    fill(network, checkpoint, sources, options.device, dtype)
+    fill(network, checkpoint, sources, options.device, dtype, storage=options.storage, on_progress=options.on_progress)
     text_model = not config.classes
     repository, file, foreign = T2I_VQ if text_model else C2I_VQ
     source = VQSource(repository, file, config.transformer.vocabulary, foreign)

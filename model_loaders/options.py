@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+OnLoad = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class LoadOptions:
 
     device: torch.device
     dtype: torch.dtype | None = None
+    storage: torch.dtype | None = None
+    on_progress: OnLoad | None = None
     operations: Any = nn
     vq_path: Path | None = None
     text_encoder_path: Path | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -10,11 +11,14 @@ from torch import Tensor, nn
 
 from .checkpoint_files import Checkpoint
 from .errors import CheckpointError
+from .options import OnLoad
 
 # Tables that the code computes itself, and leftovers of training.
 _NEEDLESS = re.compile(
     r"(?:^|\.)(?:freqs_cis|causal_mask|inv_freq|_extra_state|codebook_used|num_batches_tracked)$|kv_cache|^loss\."
 )
+
+_BLOCK_MATRIX = re.compile(r"^layers\.\d+\.(?:attention|feed_forward)\.w\w+\.weight$")
 
 Sources = Mapping[str, Sequence[str]]
 Reshape = Mapping[str, Callable[[Tensor], Tensor]]
@@ -32,26 +36,35 @@ def fill(
     device: torch.device,
     dtype: torch.dtype | None,
     reshape: Reshape | None = None,
+    *,
+    storage: torch.dtype | None = None,
+    on_progress: OnLoad | None = None,
 ) -> None:
     """Puts each tensor in its place, cast one at a time; dtype None keeps the file's precision.
 
     sources: name in the network -> names in the checkpoint, whose rows follow one another. reshape: name in the network
-    -> what is done to its tensor (rows picked, axes dropped). Raises CheckpointError where the two sides do not hold
-    the same names and shapes.
+    -> what is done to its tensor (rows picked, axes dropped). storage: precision of the blocks' matrices, nearly all of
+    a big model; its layers must cast at use. on_progress is told the elements read so far and in all, and may raise to
+    stop: nothing stays. Raises CheckpointError where the two sides do not hold the same names and shapes.
     """
     reshape = reshape or {}
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     check_fit(str(checkpoint.path), expected, checkpoint.shapes, sources, reshape)
     state = {}
+    done, total = 0, sum(map(math.prod, expected.values()))
     # In the order of the files, so that each is opened once; a weight of two files comes between the two.
     for name in sorted(expected, key=lambda name: sorted(map(checkpoint.position, sources[name]), reverse=True)):
         names = sources[name]
-        tensor = checkpoint.tensor(names[0]) if len(names) == 1 else _joined(checkpoint, names, device, dtype)
+        kept = storage if storage and _BLOCK_MATRIX.search(name) else dtype
+        tensor = checkpoint.tensor(names[0]) if len(names) == 1 else _joined(checkpoint, names, device, kept)
         if name in reshape:
             tensor = reshape[name](tensor)
         # A copy, so that a checkpoint file that is replaced or deleted takes no loaded weight with it, and can be let
         # go once it is read. What was joined is one.
-        state[name] = tensor.to(device, dtype, copy=len(names) == 1)
+        state[name] = tensor.to(device, kept, copy=len(names) == 1)
+        done += math.prod(expected[name])
+        if on_progress:
+            on_progress(done, total)
     network.load_state_dict(state, assign=True)
     network.requires_grad_(False).eval()
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import comfy.model_management as mm
 import comfy.ops
+import comfy.utils
+import torch
 from comfy_api.latest import io
 
 from .. import model_loaders
@@ -16,7 +18,8 @@ from . import folders, sockets
 from .memory import ManagedModel, computing_dtype
 
 AUTO = "auto"
-DTYPES = [AUTO, "bf16", "fp16", "fp32"]
+EIGHT_BIT = "fp8"
+DTYPES = [AUTO, "bf16", "fp16", "fp32", EIGHT_BIT]
 LARGEST_PICTURE = 1024  # pixels
 
 
@@ -24,15 +27,31 @@ def load(path: Path, dtype: str, picture_size: int = 0, **more: Any) -> ManagedM
     """Loads a checkpoint into ordinary memory, built from ComfyUI's layers so that it can be moved and streamed."""
     if sentence := sockets.not_listed("dtype", dtype, DTYPES) or not_drawable(picture_size):
         raise ValueError(sentence)
+    eight_bit = dtype == EIGHT_BIT
     model = model_loaders.load(
         path,
         device=mm.unet_offload_device(),
-        dtype=computing_dtype(dtype),
-        operations=comfy.ops.disable_weight_init,
+        dtype=computing_dtype(AUTO if eight_bit else dtype),
+        storage=torch.float8_e4m3fn if eight_bit else None,
+        operations=comfy.ops.manual_cast if eight_bit else comfy.ops.disable_weight_init,
         overrides={"size": picture_size} if picture_size else {},
+        on_progress=LoadingProgress(),
         **more,
     )
     return ManagedModel.of(model)
+
+
+class LoadingProgress:
+    """Fills the node's bar while weights are read; raises ComfyUI's interrupt when the user cancelled."""
+
+    def __init__(self) -> None:
+        self.bar = comfy.utils.ProgressBar(100)
+
+    def __call__(self, done: int, total: int) -> None:
+        mm.throw_exception_if_processing_interrupted()
+        percent = 100 * done // total
+        if percent != self.bar.current:
+            self.bar.update_absolute(percent)
 
 
 def dtype_input() -> io.WidgetInput:
@@ -41,7 +60,8 @@ def dtype_input() -> io.WidgetInput:
             "dtype",
             options=DTYPES,
             default=AUTO,
-            tooltip="Number format of the weights. auto: what this device is best at.",
+            tooltip="Number format of the weights. auto: what this device is best at. fp8: stored in half the memory "
+            "of bf16, computed as auto does; a little less exact.",
         )
     )
 

@@ -96,8 +96,8 @@ class SpecARDecoderOptions(io.ComfyNode):
                     default=DEFAULTS.branches,
                     min=0,
                     max=MAX_BRANCHES,
-                    tooltip="For seed-exact: how many first guesses a pass tries. More find the next code more often and "
-                    "make a pass longer. 1: the best guess alone. 0: what is fastest here, by a short measurement.",
+                    tooltip="For seed-exact: how many first guesses a pass tries. More find the next code more often "
+                    "and make a pass longer. 1: the best guess alone. 0: what is fastest here, by a short measurement.",
                 ),
                 io.Int.Input(
                     "branch_length",

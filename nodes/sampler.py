@@ -92,7 +92,8 @@ class SpecARSampler(io.ComfyNode):
                     default=32,
                     min=0,
                     max=1024,
-                    tooltip="Positions guessed and checked in one pass. 0: what is fastest here, by a short measurement.",
+                    tooltip="Positions guessed and checked in one pass. "
+                    "0: what is fastest here, by a short measurement.",
                 ),
                 io.Float.Input(
                     "cfg",
@@ -218,8 +219,7 @@ def memory_required(
     guided = settings.guidance_scale > 1
     models = [target] if draft is None else [target, draft]
     caches = sum(
-        managed.model.memory_required(conditioning, settings.batch_size, guided, positions)
-        for managed in models
+        managed.model.memory_required(conditioning, settings.batch_size, guided, positions) for managed in models
     )
     row = target.model.vocabulary * torch.float32.itemsize
     return caches + LOGIT_COPIES * settings.batch_size * positions * row

@@ -26,9 +26,8 @@ def draft() -> Any:
 
 
 def run(decoder: str, seed: int, label: int, batch_size: int, draft_length: int = 32, **more: Any) -> Generation:
-    settings = SamplerSettings(
-        decoder=decoder, draft_length=draft_length, seed=seed, batch_size=batch_size, guidance_scale=4.0, **more
-    )
+    chosen = {"guidance_scale": 4.0, **more}
+    settings = SamplerSettings(decoder=decoder, draft_length=draft_length, seed=seed, batch_size=batch_size, **chosen)
     model = target()
     return generate(model, model.class_label(label % model.classes), settings, draft_model=draft())
 
@@ -70,15 +69,16 @@ def test_the_draft_model_is_a_useful_one() -> None:
     assert statistics.forward_passes < 200
 
 
-def passes(decoder: str, draft_length: int) -> int:
+def passes(decoder: str, draft_length: int, **more: Any) -> int:
     """Forward passes of twelve pictures of four labels, each row's own."""
     labels = (0, 6, 14, 28)
-    rows = [run(decoder, label, label, 3, draft_length).statistics.accepted_per_pass for label in labels]
+    runs = [run(decoder, label, label, 3, draft_length, guidance_scale=2.0, **more) for label in labels]
+    rows = [one.statistics.accepted_per_pass for one in runs]
     return sum(len(row) for picture_rows in rows for row in picture_rows)
 
 
 def test_coupled_drafts_need_far_fewer_passes_than_independent_ones() -> None:
-    """tools/benchmark.py measures the ratio (0.64 to 0.70 over 24 pairs); this guards it with fewer pictures."""
+    """tools/benchmark.py measures the ratio (0.66 to 0.69 over 24 pairs); this guards it with fewer pictures."""
     independent = passes("sjd", 32)
     for decoder in ("scd-gumbel", "scd-maximal", "seed-exact"):
         assert passes(decoder, 32) <= 0.75 * independent
@@ -86,3 +86,12 @@ def test_coupled_drafts_need_far_fewer_passes_than_independent_ones() -> None:
 
 def test_equality_costs_little_beside_the_ratio_test() -> None:
     assert passes("seed-exact", 64) <= 1.2 * passes("scd-gumbel", 64)
+
+
+@pytest.mark.parametrize("draft_length", [32, 64])
+def test_runner_up_branches_save_passes_and_change_no_token(draft_length: int) -> None:
+    """tools/benchmark.py measures the saving (10 % and more over 24 pairs); this guards it with fewer pictures."""
+    branches = DecoderOptions(branches=8, branch_length=4)
+    assert passes("seed-exact", draft_length, options=branches) <= 0.93 * passes("seed-exact", draft_length)
+    exact = run("seed-exact", *CASES[1], draft_length, options=branches)
+    assert torch.equal(exact.tokens, reference(*CASES[1]).tokens)

@@ -116,7 +116,7 @@ def without_vq(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, first: int = 8720) -> None:
-    """A tokenizer.json that knows some words, by ids from `first` on, and, like the published one, puts <s> in front."""
+    """A tokenizer.json that knows some words, with ids from `first` on, and puts <s> in front of a text."""
     words = ["Generate", "an", "image", "of", "according", "to", "the", "following", "prompt", ":", "a", "red", "fox"]
     vocabulary = {word: first + place for place, word in enumerate([*words, "64x96", "96x64", "96x96", "no", "rain"])}
     tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "<unk>": 3, **vocabulary}, unk_token="<unk>"))

@@ -230,9 +230,13 @@ def test_a_chosen_vq_takes_the_place_of_the_one_inside(tmp_path: Path, emu3: Any
     assert torch.equal(load(folder, vq_path=VQ).vq.decoder.conv_out.bias, emu3.vq.decoder.conv_out.bias)
 
 
-def test_a_missing_vq_is_named_with_its_source(tmp_path: Path) -> None:
+def test_a_missing_vq_is_named_with_its_source_before_the_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = downloaded(tmp_path / "Emu3-Gen")
+    names = names_read(monkeypatch)
     assert f"put model.safetensors from BAAI/Emu3-VisionTokenizer into {folder}, or choose it" in refusal(folder)
+    assert not names
     assert load(folder, with_vq=False).vq is None
 
 
@@ -332,7 +336,7 @@ def test_packed_weights(tmp_path: Path) -> None:
     weights, name = weights_of(GEN), "model.layers.0.self_attn.o_proj.weight"
     weights |= {name: torch.zeros(2048, 1, dtype=torch.uint8), f"{name}.absmax": torch.ones(32)}
     sentence = refusal(write(tmp_path / "Emu3-Gen-4bit", weights, config_of(GEN)))
-    assert "is quantised, and its packed weights are not supported" in sentence
+    assert "is quantised by bitsandbytes, whose packed weights are not supported" in sentence
 
 
 @pytest.mark.parametrize(

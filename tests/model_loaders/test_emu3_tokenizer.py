@@ -19,8 +19,8 @@ from tests.model_loaders.emu3 import EXTRAS, GOLDEN, VISION_TOKENS, json_of, wri
 VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = [bytes([byte]) for byte in (*VISIBLE, *sorted(set(range(256)) - set(VISIBLE)))]
 TEXT = """A red fox jumps over 3 lazy dogs; the dogs don't mind. Lowres, bad anatomy, worst quality, jpeg artifacts.
-    def portrait(of): return "a masterpiece, film grained, best quality."  # überraschend, 日本語の文章, naïve café
-banana bananas aaaaaaa hahahaha 2024-12-01 ...!?  \t tabs\tand\r\n\r\nlines   """
+    def portrait(of): return "a masterpiece, film grained, best quality."  # überraschend, naïve café
+\u65e5\u672c\u8a9e\u306e\u6587\u7ae0 banana bananas aaaaaaa hahahaha 2024-12-01 ...!?  \t tabs\tand\r\n\r\nlines   """
 
 
 def trained(size: int) -> list[bytes]:
@@ -63,7 +63,9 @@ def words(count: int) -> Iterator[str]:
     """Single words of letters, with much repetition, and a few letters of several bytes."""
     choice = random.Random(1)
     for _ in range(count):
-        letters = choice.choice(["an", "ab", "aeiou", "fox redlaz", "üéï本語文", "abcdefghijklmnopqrstuvwxyz"])
+        letters = choice.choice(
+            ["an", "ab", "aeiou", "fox redlaz", "üéï\u672c\u8a9e\u6587", "abcdefghijklmnopqrstuvwxyz"]
+        )
         yield "".join(choice.choice(letters) for _ in range(choice.randint(1, 20))).replace(" ", "")
 
 
@@ -97,7 +99,7 @@ def test_any_vocabulary_merges_by_rank(tmp_path: Path, seed: int) -> None:
         ("two  spaces   ", ["two", " ", " spaces", "   "]),
         ("(parenthesis) #tag", ["(parenthesis", ")", " #", "tag"]),
         ("lines\r\n\r\n end", ["lines", "\r\n\r\n", " end"]),
-        ("\tdéjà 日本語!!", ["\tdéjà", " 日本語", "!!"]),
+        ("\tdéjà \u65e5\u672c\u8a9e!!", ["\tdéjà", " \u65e5\u672c\u8a9e", "!!"]),
     ],
 )
 def test_a_text_is_cut_as_for_qwen(tmp_path: Path, text: str, pieces: list[str]) -> None:

@@ -238,11 +238,16 @@ def test_leftovers_of_training_are_ignored(tmp_path: Path, official: Any, name: 
 
 @pytest.mark.parametrize(
     "name",
-    ["lora.weight", "model.norm.weight", "language_model.adapter.weight", "gen_head.third.weight", ABSMAX],
+    ["lora.weight", "model.norm.weight", "language_model.adapter.weight", "gen_head.third.weight"],
 )
 def test_an_unknown_weight_is_refused(tmp_path: Path, name: str) -> None:
     weights = {**weights_of(OFFICIAL), name: torch.zeros(4)}
     assert "unknown; give an unchanged checkpoint" in refusal(one_file(tmp_path / "janus", weights))
+
+
+def test_packed_four_bit_weights_are_refused(tmp_path: Path) -> None:
+    weights = {**weights_of(OFFICIAL), ABSMAX: torch.zeros(4)}
+    assert "is quantised by bitsandbytes" in refusal(one_file(tmp_path / "janus", weights))
 
 
 @pytest.mark.parametrize(

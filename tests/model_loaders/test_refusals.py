@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from speculative_ar import model_loaders
-from speculative_ar.model_loaders import CheckpointError, detect
+from speculative_ar.model_loaders import CheckpointError
 
 
 def refusal(path: Path, **more: Any) -> str:

@@ -8,15 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import comfy.model_management as mm
+import comfy.utils
 import pytest
 import tiny
 import torch
 
 from speculative_ar.decoders import SamplerSettings
+from speculative_ar.model_loaders.checkpoint_files import Checkpoint
 from speculative_ar.nodes import loaders, memory, sampler
 from speculative_ar.nodes.progress import RunProgress
 
 META = torch.device("meta")
+GOLDEN = Path(__file__).parents[2] / "golden"
+# Family -> its tiny checkpoint, the picture size to state, and how to make a condition of it without a tokenizer.
+FAMILIES: dict[str, tuple[Path, int, Any]] = {
+    "janus": (GOLDEN / "janus_official", 64, lambda model: model.condition((1, 2, 3), 4)),
+    "lumina": (GOLDEN / "lumina_mgpt", 512, lambda model: model.condition((0, 5, 6), 2, 3)),
+    "anole": (GOLDEN / "anole_hf", 0, lambda model: model.condition((0, 5, 6))),
+    "emu3": (GOLDEN / "emu3" / "Emu3-Gen", 0, lambda model: model.condition((1, 2, 3), (4, 5), 4, 6)),
+}
 TOO_LITTLE = 200_000  # bytes; the tiny network is more than twice as big
 
 
@@ -62,6 +72,91 @@ def test_streaming_does_not_change_a_logit(managed: memory.ManagedModel):
     managed.network.load(device_to=torch.device("cpu"), lowvram_model_memory=TOO_LITTLE)
     assert managed.streamed
     assert torch.equal(logits(managed.model, "cpu"), whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_be_streamed(family: str, tmp_path: Path):
+    """As above, for the layers that the other families add, down to the picture."""
+    managed, condition = load_family(family, tmp_path, "fp32")
+    model, whole = managed.model, family_logits(managed, condition, "cpu")
+    managed.network.load(device_to=META, lowvram_model_memory=1)
+    managed.vq.load(device_to=META, lowvram_model_memory=1)
+    assert managed.streamed
+    assert family_logits(managed, condition, "meta").shape == whole.shape
+    layout = model.layout(condition)
+    pixels = model.decode(torch.zeros(1, layout.positions, dtype=torch.long, device=META), layout)
+    assert pixels.device == META and pixels.shape[-1] == 3
+
+
+@pytest.mark.parametrize("family", ["llamagen", *FAMILIES])
+def test_eight_bit_weights_compute_in_the_dtype_of_the_device(family: str, tmp_path: Path):
+    plain, condition = load_family(family, tmp_path, "fp32")
+    eight, _ = load_family(family, tmp_path, "fp8")
+    stored = {name: parameter.dtype for name, parameter in eight.network.model.named_parameters()}
+    assert stored["layers.0.attention.wqkv.weight"] == stored["layers.0.feed_forward.w2.weight"] == torch.float8_e4m3fn
+    assert stored["norm.weight"] == stored["tok_embeddings.weight"] == torch.float32
+    assert eight.model.dtype == torch.float32
+    found, expected = (family_logits(managed, condition, "cpu") for managed in (eight, plain))
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.15 * expected.abs().max().item())
+    eight.network.load(device_to=META, lowvram_model_memory=1)
+    assert family_logits(eight, condition, "meta").shape == found.shape
+
+
+def load_family(family: str, folder: Path, dtype: str) -> tuple[memory.ManagedModel, Any]:
+    """A tiny model of a family, and a condition for it."""
+    path, size, prompt = {"llamagen": (folder / "tiny.safetensors", 0, None), **FAMILIES}[family]
+    if family == "llamagen" and not path.exists():
+        tiny.write_model(path)
+        tiny.write_vq(folder)
+    managed = loaders.load(path, dtype, size)
+    model = managed.model
+    return managed, prompt(model) if prompt else model.class_label(0)
+
+
+def family_logits(managed: memory.ManagedModel, condition: Any, device: str) -> torch.Tensor:
+    managed.model.device = torch.device(device)
+    session = managed.model.session(condition, 1, True, 4)
+    return session.forward(torch.arange(4, device=device)[None], torch.tensor([-1], device=device))
+
+
+def test_a_cancelled_load_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tiny.write_model(tmp_path / "tiny.safetensors")
+    tiny.write_vq(tmp_path)
+    told: list[int] = []
+    kept: list[weakref.ref] = []
+    read = Checkpoint.tensor
+
+    def remembered(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        tensor = read(checkpoint, name)
+        kept.append(weakref.ref(tensor))
+        return tensor
+
+    def cancelled_at_half(bar: loaders.LoadingProgress, done: int, total: int) -> None:
+        told.append(done)
+        if 2 * done > total:
+            raise mm.InterruptProcessingException
+
+    monkeypatch.setattr(Checkpoint, "tensor", remembered)
+    monkeypatch.setattr(loaders.LoadingProgress, "__call__", cancelled_at_half)
+    with pytest.raises(mm.InterruptProcessingException):
+        loaders.load(tmp_path / "tiny.safetensors", "auto")
+    gc.collect()
+    assert len(told) > 1 and told == sorted(told)
+    assert kept and all(reference() is None for reference in kept)
+
+
+def test_loading_fills_the_bar_and_stops_for_a_cancel(managed: memory.ManagedModel, tmp_path: Path):
+    seen: list[tuple[int, int]] = []
+    comfy.utils.set_progress_bar_global_hook(lambda value, total, *_, **__: seen.append((value, total)))
+    try:
+        loaders.load(tmp_path / "tiny.safetensors", "auto")
+    finally:
+        comfy.utils.set_progress_bar_global_hook(None)
+    assert seen == sorted(seen) and seen[-1] == (100, 100)
+    mm.interrupt_current_processing(True)
+    with pytest.raises(mm.InterruptProcessingException):
+        loaders.load(tmp_path / "tiny.safetensors", "auto")
 
 
 def test_target_tokenizer_and_draft_are_all_placed(managed: memory.ManagedModel, tmp_path: Path):
