@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .chameleon import CODES, PIXELS_PER_UNIT, Anole, ChameleonNetwork, Lumina, TokenIds
 from .checkpoint_files import Checkpoint, read_json
-from .companions import VQSource, find_vq
+from .companions import CHAMELEON_VQ_FOLDERS, VQSource, find_vq
 from .errors import CheckpointError
 from .llamagen_files import key_map as llama_sources
 from .options import LoadOptions
@@ -34,8 +34,6 @@ _TELLS_SIZES = (
 )
 _VQ_INSIDE = "model.vqmodel."
 _CODE_BOOK = "quantize.embedding.weight"
-# Meta's tokenizer folder where Lumina-mGPT's own code looks for it, seen from the weights.
-_TOKENIZER_FOLDERS = (".", "chameleon/tokenizer", "../chameleon/tokenizer")
 _ROWS_OF_LUMINA_2 = 171_000
 _DIM_OF_34B = 8192
 _DEFAULT_SIZE = 768
@@ -81,7 +79,7 @@ VQ = VQSource(
     "vqgan.ckpt",
     CODES,
     matches=is_chameleon_vq,
-    folders=_TOKENIZER_FOLDERS,
+    folders=CHAMELEON_VQ_FOLDERS,
 )
 
 
@@ -175,7 +173,7 @@ def _vocabulary(folder: Path, config: Mapping[str, Any]) -> Mapping[str, int]:
     """Token -> id from config.json, else from Meta's text_tokenizer.json; empty where neither tells."""
     if "vocabulary_map" in config:
         return config["vocabulary_map"]
-    files = (folder / place / "text_tokenizer.json" for place in _TOKENIZER_FOLDERS)
+    files = (folder / place / "text_tokenizer.json" for place in CHAMELEON_VQ_FOLDERS)
     file = next((file for file in files if file.is_file()), None)
     return {} if file is None else read_json(file).get("model", {}).get("vocab", {})
 

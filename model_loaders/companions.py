@@ -18,6 +18,9 @@ from .weights import fill, needed
 
 _LOG = logging.getLogger(__name__)
 _CODE_BOOK = "quantize.embedding.weight"
+# Where published code looks for the picture tokenizers of Chameleon and of Emu3, seen from the model's folder.
+CHAMELEON_VQ_FOLDERS = (".", "chameleon/tokenizer", "../chameleon/tokenizer")
+EMU3_VQ_FOLDERS = (".", "Emu3-VisionTokenizer", "../Emu3-VisionTokenizer")
 TEXT_ENCODER_FOLDERS = ("flan-t5-xl", "t5-ckpt/flan-t5-xl", "t5-ckpt", "text_encoder")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -149,14 +152,16 @@ def _glance(file: Path, whole: bool = False) -> Checkpoint | None:
 
 
 def vq_candidates(path: Path) -> list[Path]:
-    """The files beside the checkpoint at a path among which find_vq finds its VQ, without reading a tensor.
+    """The files near the checkpoint at a path among which find_vq finds its VQ, without reading a tensor.
 
     The one that its metadata name, else every VQ of any family: a model more or less there changes nothing. Of files
     that would have to be read whole those count whose name says VQ.
     """
     folder = path if path.is_dir() else path.parent
     named, found = [], []
-    for file in sorted(filter(is_weight_file, folder.iterdir())):
+    places = [folder / place for place in dict.fromkeys((*CHAMELEON_VQ_FOLDERS, *EMU3_VQ_FOLDERS))]
+    files = (file for place in places if place.is_dir() for file in sorted(place.iterdir()))
+    for file in filter(is_weight_file, files):
         try:
             checkpoint = _glance(file)
         except CheckpointError:

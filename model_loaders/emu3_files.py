@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint_files import Checkpoint
-from .companions import VQSource, find_vq
+from .companions import EMU3_VQ_FOLDERS, VQSource, find_vq
 from .emu3 import BEGIN, IMAGE, IMAGE_BEGIN, PIXELS_PER_CODE, QUALITY, REPOSITORY, Emu3, Emu3Network, TokenIds
 from .emu3_tokenizer import FILE as TOKENIZER_FILE
 from .emu3_tokenizer import load_tokenizer
@@ -31,7 +31,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 _LANGUAGE = re.compile(r"^(?:model\.)?(?:text_model\.)?(?:model\.)?")
 _VQ = re.compile(r"^(?:model\.)?vqmodel\.")
 _VQ_PREFIXES = ("", "model.vqmodel.", "vqmodel.")
-_VQ_FOLDER = "Emu3-VisionTokenizer"
 
 _ROWS, _ROWS_OF_EMU3_5 = 184_622, 282_926
 _CODES = 32_768
@@ -216,11 +215,11 @@ def _tokenizer(checkpoint: Checkpoint, ids: TokenIds, options: LoadOptions) -> T
 def load_vq(checkpoint: Checkpoint, codes: int, options: LoadOptions) -> Emu3VQ:
     """The vision tokenizer's decoding half in float32: the model's own where it has one and no other is given."""
     source = VQSource(
-        f"BAAI/{_VQ_FOLDER}",
+        "BAAI/Emu3-VisionTokenizer",
         "model.safetensors",
         codes,
         matches=is_emu3_vq,
-        folders=(".", _VQ_FOLDER, f"../{_VQ_FOLDER}"),
+        folders=EMU3_VQ_FOLDERS,
     )
     inside = options.vq_path is None and is_emu3_vq(checkpoint.shapes)
     held = checkpoint if inside else find_vq(checkpoint, source, options.vq_path)

@@ -46,6 +46,11 @@ class Emu3VQConfig:
         """Pixels per code along one side."""
         return 2 ** (len(self.widths) - 1)
 
+    @property
+    def full_size_channels(self) -> int:
+        """Channels of the widest map that the decoder makes at full resolution."""
+        return max(self.widths[:2])
+
     @staticmethod
     def of_decoder(shapes: Mapping[str, tuple[int, ...]]) -> Emu3VQConfig:
         """Reads the sizes from the shape of each tensor, by the names of this module; all of TELLS_SIZES are there."""

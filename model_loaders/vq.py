@@ -46,6 +46,11 @@ class VQConfig:
         """Pixels per code along one side."""
         return 2 ** (len(self.decoder_channels) - 1)
 
+    @property
+    def full_size_channels(self) -> int:
+        """Channels of the widest map that the decoder makes at full resolution."""
+        return max(self.decoder_channels[:2])
+
     @staticmethod
     def from_state_dict(shapes: Mapping[str, Sequence[int]]) -> VQConfig:
         """Reads the sizes from the shape of each tensor (key -> shape); raises ValueError where a part is missing."""

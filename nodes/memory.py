@@ -18,7 +18,7 @@ from torch import nn
 
 from ..decoders import TokenLayout
 
-DECODE_BYTES_PER_PIXEL = 128 * 4 * 5  # a VQ decoder at full resolution: 128 float32 channels, five maps alive at once
+DECODE_MAPS = 5  # float32 maps that a VQ decoder holds at once at full resolution
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def decoding_memory(target: ManagedModel, layout: TokenLayout) -> int:
     """Bytes of the tokenizer's activations while it turns the codes of one picture into pixels."""
     if target.vq is None:
         return 0
-    return math.prod(layout.grid) * target.vq.model.config.factor**2 * DECODE_BYTES_PER_PIXEL
+    config = target.vq.model.config
+    pixels = math.prod(layout.grid) * config.factor**2
+    return pixels * config.full_size_channels * torch.float32.itemsize * DECODE_MAPS
 
 
 def place_for_decoding(target: ManagedModel, layout: TokenLayout) -> None:

@@ -367,7 +367,8 @@ def test_a_missing_shard(tmp_path: Path) -> None:
 
 def test_an_unknown_weight(tmp_path: Path) -> None:
     weights = {**weights_of(GEN), "model.layers.0.self_attn.sink": torch.zeros(1)}
-    assert "layers.0.self_attn.sink is unknown" in refusal(write(tmp_path / "emu3", weights, config_of(GEN)))
+    folder = write(tmp_path / "emu3", weights, config_of(GEN))
+    assert "layers.0.self_attn.sink is unknown" in refusal(folder, vq_path=VQ)
 
 
 def test_heads_that_do_not_divide(tmp_path: Path) -> None:

@@ -62,7 +62,13 @@ def a_note(folder: Path) -> None:
     (folder / "readme.txt").write_text("hello")
 
 
-@pytest.mark.parametrize("change", [replace_vq, another_vq, remove_vq, text_encoder])
+def vq_in_a_published_place(folder: Path) -> None:
+    place = folder / "chameleon" / "tokenizer"
+    place.mkdir(parents=True)
+    tiny.write_vq(place)
+
+
+@pytest.mark.parametrize("change", [replace_vq, another_vq, remove_vq, text_encoder, vq_in_a_published_place])
 def test_what_auto_takes_is_noticed(models: Path, change: Callable[[Path], None]):
     before = fingerprint()
     assert fingerprint() == before

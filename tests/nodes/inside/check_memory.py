@@ -187,7 +187,7 @@ def test_room_is_made_for_a_preview_where_previews_are_on(
         sampler.sample(managed, condition, SamplerSettings(draft_length=8), None, progress)
     memory.place_for_decoding(managed, layout)
     without, with_previews, one_picture = asked
-    assert one_picture == 64 * 64 * memory.DECODE_BYTES_PER_PIXEL
+    assert one_picture == 64 * 64 * 32 * 4 * memory.DECODE_MAPS
     assert with_previews - without == one_picture
 
 
