@@ -1,4 +1,8 @@
-"""Measures the decoders on the bundled demo model: passes, acceptance, time, and what the loop costs beside the model.
+"""Measures the decoders: passes, acceptance, time, what a pass costs, and how much of that is the model.
+
+    python tools/benchmark.py                                       the bundled demo model
+    python tools/benchmark.py --synthetic lumina-80m                random weights in the shape of a bigger model
+    python tools/benchmark.py --synthetic lumina-80m --sweep size   the cost against one setting
 
 Every figure of a table comes from one run, and for each (label, seed) pair all decoders run one after the other, so
 that their ratios hold whatever else the machine does.
@@ -9,9 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,175 +22,157 @@ import environment
 if __name__ == "__main__":
     environment.enter(__file__, environment.DEMO)
 
-import pack
+import torch
 
-pack.register()
+import benchmark_models
+import benchmark_tables
+from benchmark_costs import copy_bandwidth
+from benchmark_models import SHAPES, Subject
+from benchmark_runs import SWEEPS, Row, measure, sweep
+from speculative_ar.decoders import DECODERS, Decoder, DecoderOptions, SamplerSettings
 
-import torch  # noqa: E402
-
-from speculative_ar import model_loaders  # noqa: E402
-from speculative_ar.decoders import DECODERS, SamplerSettings, Statistics, TokenSession, generate  # noqa: E402
-
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DRAFT_LENGTHS = (16, 32, 64)
 DRAFT_MODEL_LENGTHS = (4, 8, 16)  # each draft costs a pass of the small model: longer ones lose more than they save
+PAIRS, SYNTHETIC_PAIRS = 24, 3
 QUICK_PAIRS, QUICK_LENGTHS, QUICK_DRAFT_MODEL_LENGTHS = 3, (32,), (8,)
-DTYPE = torch.float32  # what the nodes choose on a CPU
-
-
-class TimedSession:
-    """A session that adds the time spent inside the model to its owner's total."""
-
-    def __init__(self, session: TokenSession, owner: TimedModel) -> None:
-        self.session, self.owner = session, owner
-        self.prefill_passes = session.prefill_passes
-
-    def forward(self, tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        begin = time.perf_counter()
-        logits = self.session.forward(tokens, start)
-        self.owner.seconds += time.perf_counter() - begin
-        return logits
-
-    def close(self) -> None:
-        self.session.close()
-
-
-class TimedModel:
-    """A model whose forward passes are timed; everything else is the model's own."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.seconds = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def session(self, condition: Any, batch_size: int, guided: bool, window: int) -> TokenSession:
-        begin = time.perf_counter()
-        session = self.model.session(condition, batch_size, guided, window)
-        self.seconds += time.perf_counter() - begin
-        return TimedSession(session, self)
-
-
-@dataclass(frozen=True)
-class Run:
-    statistics: Statistics
-    seconds: float
-    model_seconds: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """Means over the pairs. overhead: total time / time inside the models; pass_reduction against ar's passes."""
-
-    decoder: str
-    draft_length: int
-    promise: str
-    forward_passes: float
-    draft_passes: float
-    pass_reduction: float
-    acceptance_rate: float
-    accepted_per_pass: float
-    seconds: float
-    overhead: float
-
-
-def summarise(runs: list[Run], ar_passes: float) -> Row:
-    first = runs[0].statistics
-    passes = mean(run.statistics.forward_passes for run in runs)
-    seconds = sum(run.seconds for run in runs)
-    return Row(
-        decoder=first.decoder,
-        draft_length=first.draft_length,
-        promise=first.promise,
-        forward_passes=passes,
-        draft_passes=mean(run.statistics.draft_passes for run in runs),
-        pass_reduction=ar_passes / passes,
-        acceptance_rate=sum(r.statistics.accepted for r in runs) / max(sum(r.statistics.drafted for r in runs), 1),
-        accepted_per_pass=sum(run.statistics.accepted for run in runs) / (passes * len(runs)),
-        seconds=seconds / len(runs),
-        overhead=seconds / sum(run.model_seconds for run in runs),
-    )
-
-
-def mean(values: Iterator[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def run_once(target: TimedModel, draft: TimedModel, condition: Any, settings: SamplerSettings) -> Run:
-    target.seconds = draft.seconds = 0.0
-    begin = time.perf_counter()
-    statistics = generate(target, condition, settings, draft_model=draft).statistics
-    return Run(statistics, time.perf_counter() - begin, target.seconds + draft.seconds)
-
-
-def measure(pairs: int, lengths: tuple[int, ...], decoders: list[str], sampling: dict[str, Any]) -> list[Row]:
-    """Runs every decoder at every draft length over (label, seed) pairs that walk through the labels."""
-    bundled = model_loaders.bundled()
-    target = TimedModel(model_loaders.load(bundled["demo-tokens"], dtype=DTYPE))
-    draft = TimedModel(model_loaders.load(bundled["demo-tokens-draft"], dtype=DTYPE, with_vq=False))
-    plan = [(name, length) for name in decoders for length in lengths_of(name, lengths)]
-    runs: dict[tuple[str, int], list[Run]] = {key: [] for key in plan}
-    warm_up = SamplerSettings(decoder="seed-exact", draft_length=max(lengths), **sampling)
-    run_once(target, draft, target.class_label(0), warm_up)
-    for pair in range(pairs):
-        label = pair * len(target.labels) // pairs
-        for name, length in plan:
-            settings = SamplerSettings(decoder=name, draft_length=length, seed=pair, **sampling)
-            runs[name, length].append(run_once(target, draft, target.class_label(label), settings))
-        print(f"\rpair {pair + 1} of {pairs} ({target.labels[label]})".ljust(60), end="", file=sys.stderr, flush=True)
-    print("\r".ljust(61) + "\r", end="", file=sys.stderr, flush=True)
-    ar_passes = mean(run.statistics.forward_passes for run in runs["ar", 1])
-    return [summarise(runs[key], ar_passes) for key in plan]
-
-
-def lengths_of(decoder: str, lengths: tuple[int, ...]) -> tuple[int, ...]:
-    row = DECODERS[decoder]
-    if not row.speculative:
-        return (1,)
-    if row.needs_draft_model:
-        return DRAFT_MODEL_LENGTHS if lengths == DRAFT_LENGTHS else QUICK_DRAFT_MODEL_LENGTHS
-    return lengths
-
-
-def table(rows: list[Row]) -> str:
-    """The rows as a Markdown table."""
-    head = ("decoder", "draft length", "promise", "forward passes", "draft passes", "fewer passes", "acceptance",
-            "accepted per pass", "seconds", "total / model time")  # fmt: skip
-    lines = [head, tuple("---" for _ in head)]
-    for row in rows:
-        lines.append((
-            row.decoder, str(row.draft_length), row.promise, f"{row.forward_passes:.1f}", f"{row.draft_passes:.0f}",
-            f"{row.pass_reduction:.2f}x", f"{100 * row.acceptance_rate:.0f} %", f"{row.accepted_per_pass:.2f}",
-            f"{row.seconds:.2f}", f"{row.overhead:.2f}",
-        ))  # fmt: skip
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=24, help="(label, seed) pairs, default 24")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_PAIRS} pairs at draft length {QUICK_LENGTHS[0]}")
-    parser.add_argument("--decoder", action="append", choices=list(DECODERS), help="measure this one beside ar")
-    parser.add_argument("--cfg", type=float, default=4.0, help="guidance, default 4: LlamaGen's own")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
-    arguments = parser.parse_args()
-    sampling = {
-        "guidance_scale": arguments.cfg,
-        "temperature": arguments.temperature,
-        "top_k": arguments.top_k,
-    }
-    pairs, lengths = (QUICK_PAIRS, QUICK_LENGTHS) if arguments.quick else (arguments.pairs, DRAFT_LENGTHS)
-    decoders = [name for name in DECODERS if not arguments.decoder or name in ("ar", *arguments.decoder)]
-    rows = measure(pairs, lengths, decoders, sampling)
-    print(table(rows))
-    chosen = f"cfg {arguments.cfg:g}, temperature {arguments.temperature:g}, top-k {arguments.top_k}, float32"
-    print(f"\nMeans over {pairs} (label, seed) pairs; {chosen}.")
+    arguments = parse()
+    device = torch.device(arguments.device)
+    dtype = DTYPES[arguments.dtype or ("bf16" if device.type == "cuda" else "fp32")]
+    if arguments.synthetic:
+        subject = benchmark_models.synthetic(arguments.synthetic, SHAPES[arguments.synthetic], device, dtype)
+    else:
+        subject = benchmark_models.demo(device, dtype)
+    try:
+        found = (sweeps if arguments.sweep else decoders)(subject, arguments)
+    except ValueError as error:  # settings that the model cannot meet, in a sentence
+        sys.exit(f"benchmark.py: {error}")
+    print(benchmark_tables.conditions(arguments, device, dtype))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2), encoding="utf-8")
+        arguments.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--quick", action="store_true", help=f"draft length {QUICK_LENGTHS[0]}, {QUICK_PAIRS} pairs, counts alone")
+    add("--synthetic", choices=list(SHAPES), help="random weights of this shape (lumina-7b: for a GPU)")
+    add("--sweep", action="append", choices=list(SWEEPS), help="the cost against this, in place of the decoders' table")
+    add("--decoder", action="append", choices=list(DECODERS), help="measure this one beside ar")
+    add("--draft-length", action="append", type=positive, metavar="W", help=f"default {DRAFT_LENGTHS}")
+    add("--branches", type=positive, default=1, metavar="K", help="seed-exact also with K - 1 branches")
+    add("--branch-length", type=positive, default=4, metavar="A", help="positions of each, default 4")
+    add("--pairs", type=positive, help=f"(label, seed) pairs, default {PAIRS}, --synthetic {SYNTHETIC_PAIRS}")
+    add("--batch", type=positive, default=1, help="pictures at a time, default 1")
+    add("--cfg", type=float, default=2.0, help="guidance, default 2: what LlamaGen evaluates its B and L models with")
+    add("--temperature", type=float, default=1.0)
+    add("--top-k", type=int, default=0)
+    add("--device", default="cpu", help="default cpu")
+    add("--dtype", choices=list(DTYPES), help="default fp32, on CUDA bf16")
+    add("--json", type=Path, metavar="FILE", help="also write the rows here")
+    arguments = parser.parse_args()
+    if "size" in (arguments.sweep or ()) and not arguments.synthetic:
+        parser.error("the demo model draws one size only: --sweep size needs --synthetic")
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA GPU here: leave out --device, or use a CUDA build of torch")
+    arguments.pairs = arguments.pairs or (
+        QUICK_PAIRS if arguments.quick else SYNTHETIC_PAIRS if arguments.synthetic else PAIRS
+    )
+    return arguments
+
+
+def positive(text: str) -> int:
+    """An argument's whole number from 1 on."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def settings_of(arguments: argparse.Namespace) -> SamplerSettings:
+    return SamplerSettings(
+        batch_size=arguments.batch,
+        guidance_scale=arguments.cfg,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+    )
+
+
+def decoders(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Prints the decoders' tables and returns what --json writes."""
+    bandwidth = 0.0 if arguments.quick else copy_bandwidth(torch.device(arguments.device))
+    rows = measure(subject, plan(arguments), arguments.pairs, bandwidth)
+    print(benchmark_tables.decoders(rows))
+    found: dict[str, Any] = {"rows": [row.to_json() for row in rows]}
+    if arguments.quick:
+        return found
+    print("\n" + benchmark_tables.costs(rows, bandwidth))
+    if arguments.synthetic and SHAPES[arguments.synthetic].has_reference and arguments.batch == 1:
+        found["reference"] = [reference(subject, length, rows, arguments) for length in lengths_in(rows)]
+    return found
+
+
+def plan(arguments: argparse.Namespace) -> list[SamplerSettings]:
+    """What to run for each pair, ar first."""
+    base = settings_of(arguments)
+    planned = []
+    for name, decoder in DECODERS.items():
+        if arguments.decoder and name not in ("ar", *arguments.decoder):
+            continue
+        for length in lengths_of(decoder, arguments):
+            settings = replace(base, decoder=name, draft_length=length)
+            planned.append(settings)
+            if decoder.follows_branches and arguments.branches > 1:
+                branched = DecoderOptions(branches=arguments.branches, branch_length=arguments.branch_length)
+                planned.append(replace(settings, options=branched))
+    return planned
+
+
+def lengths_of(decoder: Decoder, arguments: argparse.Namespace) -> tuple[int, ...]:
+    """The draft lengths that a decoder is measured at."""
+    if not decoder.speculative:
+        return (1,)
+    if arguments.draft_length:
+        return tuple(arguments.draft_length)
+    if decoder.needs_draft_model:
+        return QUICK_DRAFT_MODEL_LENGTHS if arguments.quick else DRAFT_MODEL_LENGTHS
+    return QUICK_LENGTHS if arguments.quick else DRAFT_LENGTHS
+
+
+def lengths_in(rows: list[Row]) -> list[int]:
+    """The draft lengths that decoders with a Jacobi window were measured at."""
+    return sorted({row.draft_length for row in rows if row.decoder not in ("ar", "draft-model")})
+
+
+def reference(subject: Subject, length: int, rows: list[Row], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs transformers' model with one draft length; prints how the rows compare."""
+    import benchmark_reference
+
+    print(f"running transformers' Chameleon at draft length {length}", end="\r", file=sys.stderr, flush=True)
+    found = benchmark_reference.run(subject.target, subject.conditions[0][1], length, arguments.cfg)
+    print("\n" + benchmark_tables.reference(found, [row for row in rows if row.draft_length == length]))
+    return asdict(found)
+
+
+def sweeps(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Prints a table for each sweep that was asked for, row by row, and returns what --json writes."""
+    bandwidth = copy_bandwidth(torch.device(arguments.device))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in arguments.sweep:
+        found[name] = []
+        for decoder in arguments.decoder or ["seed-exact"]:
+            base = replace(settings_of(arguments), decoder=decoder)
+            if arguments.draft_length:
+                base = replace(base, draft_length=arguments.draft_length[0])
+            print(benchmark_tables.sweep_head(name, base))
+            for row in sweep(subject, name, base, bandwidth):
+                print(benchmark_tables.sweep_row(row), flush=True)
+                found[name].append(row.to_json())
+            print()
+    return {"sweeps": found}
 
 
 if __name__ == "__main__":

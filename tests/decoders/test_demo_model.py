@@ -69,6 +69,7 @@ def test_the_draft_model_is_a_useful_one() -> None:
     assert statistics.forward_passes < 200
 
 
+@cache
 def passes(decoder: str, draft_length: int, **more: Any) -> int:
     """Forward passes of sixteen pictures of eight labels from all over the list, each row's own."""
     labels = range(2, 38, 5)
