@@ -102,9 +102,8 @@ def desk(page_of_this_file: Desk) -> Iterator[Desk]:
     assert errors == []
 
 
-@pytest.mark.parametrize("name", ["quick_start", "draft_model"])
-def test_the_page_queues_what_the_file_says(desk: Desk, client: Client, name: str):
-    path = comfyui.ROOT / "workflows" / f"{name}.json"
+@pytest.mark.parametrize("path", sorted((comfyui.ROOT / "workflows").glob("*.json")), ids=lambda path: path.stem)
+def test_the_page_queues_what_the_file_says(desk: Desk, client: Client, path: Path):
     desk.open(path)
     assert desk.graph() == to_graph(json.loads(path.read_text(encoding="utf-8")), client.object_info())
 
