@@ -39,9 +39,9 @@ class Shape:
 # Positions that a pass makes final, by window, and what runner-up branches add: means over 24 (label, seed) pairs of
 # the bundled demo model, by `python tools/benchmark.py --branches 8` with each --draft-length.
 CHAINS: dict[Redraft, dict[int, float]] = {
-    "independent": {8: 2.23, 32: 2.82},
-    "gumbel": {8: 2.40, 32: 4.25, 64: 4.42},
-    "maximal": {8: 2.44, 32: 4.18},
+    "independent": {8: 2.23, 16: 2.67, 32: 2.82, 64: 2.78},
+    "gumbel": {8: 2.40, 16: 3.39, 32: 4.25, 64: 4.67},
+    "maximal": {8: 2.44, 16: 3.35, 32: 4.19, 64: 4.74},
 }
 TREES = ((1, 1, 1.0), (4, 4, 1.09), (8, 4, 1.14))
 
