@@ -79,16 +79,19 @@ class Board:
         forced = self.forced.gather(1, positions)
         self.tokens.scatter_(1, positions, torch.where(forced >= 0, forced, codes))
 
-    def accepted_prefix(self, window: Window, accepts: Tensor) -> Tensor:
-        """LongTensor [B, 1]: how many drafts are accepted before the first that is not; forced ones always are."""
-        return (accepts | self.is_forced(window.positions[:, :-1])).cumprod(-1).sum(-1, keepdim=True)
+    def accepted_prefix(self, window: Window, accepts: Tensor, reach: Tensor | None) -> Tensor:
+        """LongTensor [B, 1]: how many drafts are accepted before the first that is not, or that is out of reach.
+
+        Forced ones are accepted, but not out of reach: what follows them was computed on another branch.
+        """
+        accepts = accepts | self.is_forced(window.positions[:, :-1])
+        if reach is not None:
+            accepts = accepts & (self.slots[:-1] < reach)
+        return accepts.cumprod(-1).sum(-1, keepdim=True)
 
     def settle(self, window: Window, parts: Parts, reach: Tensor | None = None) -> None:
         """Verifies, resamples, redrafts and commits. reach: LongTensor [B, 1], how many drafts count at most."""
-        accepts = parts.accepts(window)
-        if reach is not None:
-            accepts = accepts & (self.slots[:-1] < reach)
-        prefix = self.accepted_prefix(window, accepts)
+        prefix = self.accepted_prefix(window, parts.accepts(window), reach)
         code, drafted = window.bonus, window.drafts.shape[1]
         if drafted:
             code = torch.where(prefix < drafted, parts.resample(window, prefix.clamp(max=drafted - 1)), code)
