@@ -28,12 +28,21 @@ def run_plainly(phase: Phase, bounds: Bounds) -> None:
     phase(bounds)
 
 
-def record_cuda_graph(work: Callable[[], None]) -> Replay:
-    """Captures the work's kernels without running them; raises RuntimeError where it does what a graph cannot hold."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
+def cuda_graphs() -> Callable[[Callable[[], None]], Replay]:
+    """A recorder of CUDA graphs, which capture the work's kernels without running them.
+
+    The graphs share one pool of memory: what a phase leaves to the next lies in state that was there before. Raises
+    RuntimeError where the work does what a graph cannot hold.
+    """
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(work: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            work()
+        return graph.replay
+
+    return record
 
 
 class ReplayingRecorder:
@@ -42,7 +51,7 @@ class ReplayingRecorder:
     record: makes a replay of some work without doing it. A refusal ends recording for the rest of the generation.
     """
 
-    def __init__(self, record: Callable[[Callable[[], None]], Replay] = record_cuda_graph) -> None:
+    def __init__(self, record: Callable[[Callable[[], None]], Replay]) -> None:
         self._record = record
         self.replays: dict[tuple[Phase, Bounds], Replay | None] = {}
         self.recording = True
@@ -69,4 +78,4 @@ class ReplayingRecorder:
 def recorder_for(device: torch.device, resident: bool) -> Recorder:
     """CUDA graphs where the device has them and every weight stays on it (ROCm's are left out: untested)."""
     usable = device.type == "cuda" and torch.version.hip is None and resident
-    return ReplayingRecorder() if usable else run_plainly
+    return ReplayingRecorder(cuda_graphs()) if usable else run_plainly

@@ -191,8 +191,8 @@ class JacobiIteration:
         """Drafts what entered the window, at most its last `entering` slots; returns the rows of all drafts, Q."""
         board, held = self.board, drafted.shape[1] - entering
         entered = drafted[:, held:]
-        entry = Entry(entered, self.frontier, board.tokens, self.rows[:, -1:], self.memory, self.row_length, self.noise)
-        codes, entry_rows = self.parts.initialise(entry)
+        known = self.frontier, board.tokens, self.rows[:, -1:], self.memory, self.row_length
+        codes, entry_rows = self.parts.initialise(Entry(entered, *known, self.noise, self.ring))
         fresh = entered >= self.frontier
         board.write(entered, torch.where(fresh, codes, board.read(entered)))
         if not self.parts.needs_rows:
@@ -206,9 +206,8 @@ class JacobiIteration:
         board, tree = self.board, self.tree
         chain = board.read(positions - 1)
         if tree is None:
-            return _sampled(
-                self.session.forward(chain, board.committed - 1, None, furthest), self.settings, board
-            ), None
+            logits = self.session.forward(chain, board.committed - 1, None, furthest)
+            return _sampled(logits, self.settings, board), None
         first = positions[:, :1]
         gumbel = self.ring.at(first)[:, 0]
         first_drafts = tree.first_drafts(board.drafts(first), self.first_row + gumbel)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .interface import TokenLayout
-from .noise import Noise, Purpose
+from .noise import Noise, NoiseRing, Purpose
 from .window import Window, draw, take_slots
 
 Remembered = Literal["nothing", "codes", "rows"]
@@ -68,6 +68,7 @@ class Entry:
     memory: Memory
     row_length: int
     noise: Noise
+    ring: NoiseRing  # the drafting noise of the window's positions
 
     @property
     def vocabulary(self) -> int:
@@ -131,8 +132,7 @@ def _above(entry: Entry) -> Tensor:
 
 def _drawn(entry: Entry, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Draws from rows [B, S or 1, V] with each position's own Gumbel vector."""
-    gumbel = entry.noise.gumbel(Purpose.DRAFT, entry.positions, entry.vocabulary)
-    codes = draw(rows.log(), gumbel)
+    codes = draw(rows.log(), entry.ring.at(entry.positions))
     return codes, rows.expand(*codes.shape, entry.vocabulary)
 
 

@@ -51,7 +51,7 @@ class LongMemorySession(ToySession):
 @pytest.mark.parametrize("every", [0, 3, 4, 5], ids=lambda every: f"forced every {every}")
 @pytest.mark.parametrize("branch_length", [1, 2, 3, 4, 6])
 def test_no_token_comes_from_another_branch(every: int, branch_length: int) -> None:
-    model = LongMemoryModel({place: 6 for place in range(every - 1, 40, every)} if every else {})
+    model = LongMemoryModel(dict.fromkeys(range(every - 1, 40, every), 6) if every else {})
     settings = SamplerSettings("seed-exact", 10, seed=1, batch_size=50)
     plain = generate(model, None, SamplerSettings("ar", seed=1, batch_size=50))
     branches = DecoderOptions(branches=4, branch_length=branch_length)
