@@ -37,7 +37,7 @@ class Shape:
 
 
 # Positions that a pass makes final, by window, and what runner-up branches add: means over 24 (label, seed) pairs of
-# the bundled demo model, by `python tools/benchmark.py --branches 8` with each --draft-length.
+# the bundled demo model, by `python tools/benchmark.py --draft-length 8` and so on, with `--branches` 4 and 8.
 CHAINS: dict[Redraft, dict[int, float]] = {
     "independent": {8: 2.23, 16: 2.67, 32: 2.82, 64: 2.78},
     "gumbel": {8: 2.40, 16: 3.39, 32: 4.25, 64: 4.67},
