@@ -13,8 +13,18 @@ from torch import Tensor
 from .branches import Tree
 from .capture import Recorder, recorder_for
 from .checks import check, drafts_per_pass
+from .continuous.generate import generate_latents
 from .engine import DraftModelIteration, Iteration, JacobiIteration
-from .interface import OnStep, Progress, SamplerSettings, TokenLayout, TokenModel, TokenSession
+from .interface import (
+    ContinuousModel,
+    LatentLayout,
+    OnStep,
+    Progress,
+    SamplerSettings,
+    TokenLayout,
+    TokenModel,
+    TokenSession,
+)
 from .loop import NotFinite, decode
 from .statistics import Statistics, Trace
 from .table import Decoder
@@ -23,12 +33,12 @@ from .tuning import is_open, tuned
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """A finished run. tokens: LongTensor [B, N]."""
+    """A finished run. tokens: LongTensor [B, N], or float32 [B, N, C] of a continuous model."""
 
     tokens: Tensor
-    layout: TokenLayout
+    layout: TokenLayout | LatentLayout
     statistics: Statistics
-    model: TokenModel
+    model: Any
 
     def decode(self) -> Tensor:
         """float32 [B * frames, H, W, 3] in 0..1; its time enters the statistics."""
@@ -42,19 +52,21 @@ class Generation:
 
 @torch.inference_mode()
 def generate(
-    model: TokenModel,
+    model: TokenModel | ContinuousModel,
     condition: Any,
     settings: SamplerSettings,
     *,
-    draft_model: TokenModel | None = None,
+    draft_model: Any = None,
     on_step: OnStep | None = None,
 ) -> Generation:
     """Generates settings.batch_size pictures' tokens under one condition.
 
-    on_step is called before each forward pass, the draft model's too, and may raise to stop: what it raises propagates
-    unchanged and the caches are freed. Raises ValueError with one sentence for settings that cannot be met, and for a
-    model whose logits overflow in its number format.
+    on_step is called before each forward pass, those of a draft model and of a denoiser too, and may raise to stop:
+    what it raises propagates unchanged and the caches are freed. Raises ValueError with one sentence for settings that
+    cannot be met, and for a model whose outputs overflow in its number format.
     """
+    if isinstance(model, ContinuousModel):
+        return Generation(*generate_latents(model, condition, settings, draft_model, on_step or _ignore), model)
     decoder, layout = check(model, condition, settings, draft_model)
     begin, on_step, choice = time.perf_counter(), on_step or _ignore, ""
     if is_open(decoder, settings):

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     INITIALISE = 4
+    ORDER = 5
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -44,6 +45,15 @@ def _mix(x: Tensor) -> Tensor:
 
 def _fold(x: Tensor, shift: int, mask: int) -> Tensor:
     return x.bitwise_xor_((x >> shift).bitwise_and_(mask))
+
+
+def _unit(words: Tensor) -> Tensor:
+    """float32 in [0, 1), multiples of 2^-24."""
+    return (words >> 8 & 0xFFFFFF).float() * 2.0**-24
+
+
+def _counter(passes: Tensor | None) -> Tensor | int:
+    return 0 if passes is None else passes.int()[:, None] + 1
 
 
 class Noise:
@@ -60,27 +70,38 @@ class Noise:
             lanes = _absorb(lanes, word)
         self._lanes = lanes
 
-    def _bits(self, purpose: Purpose, positions: Tensor, passes: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _bits(self, purpose: Purpose, positions: Tensor, counter: Tensor | int) -> tuple[Tensor, Tensor]:
+        """Two words for each position [B, W] and count, which broadcasts against it."""
         lanes = tuple(lane[:, None] for lane in self._lanes)
-        positions = positions.int()
-        counter = torch.zeros_like(positions) if passes is None else passes.int()[:, None] + 1
-        for word in (int(purpose), positions, counter):
+        for word in (int(purpose), positions.int(), counter):
             lanes = _absorb(lanes, word)
         return lanes[0], lanes[1]
 
     def uniform(self, purpose: Purpose, positions: Tensor, passes: Tensor | None = None) -> Tensor:
         """float32 [B, W] in [0, 1), multiples of 2^-24."""
-        a, b = self._bits(purpose, positions, passes)
-        return (_mix(a ^ b) >> 8 & 0xFFFFFF).float() * 2.0**-24
+        a, b = self._bits(purpose, positions, _counter(passes))
+        return _unit(_mix(a ^ b))
+
+    def uniforms(self, purpose: Purpose, positions: Tensor, counts: Tensor) -> Tensor:
+        """float32 [T, B, W] in [0, 1) for each position and count; counts: LongTensor [T, 1 or B, 1 or W]."""
+        a, b = self._bits(purpose, positions, counts.int() + 1)
+        return _unit(_mix(a ^ b))
+
+    def normal(self, purpose: Purpose, positions: Tensor, channels: int, counts: Tensor) -> Tensor:
+        """float32 [T, B, W, C] of standard normals, counts as for `uniforms`, by Box and Muller's transform."""
+        a, b = (lane[..., None] for lane in self._bits(purpose, positions, counts.int() + 1))
+        halves = torch.arange(2 * channels, device=positions.device, dtype=torch.int32)
+        radius, angle = _unit(_mix(_mix(halves ^ a).add_(b))).chunk(2, dim=-1)
+        return (-2 * (-radius).log1p()).sqrt() * (2 * torch.pi * angle).cos()
 
     def code(self, purpose: Purpose, positions: Tensor, vocabulary: int) -> Tensor:
         """LongTensor [B, W] of uniformly drawn codes."""
-        a, b = self._bits(purpose, positions, None)
+        a, b = self._bits(purpose, positions, 0)
         return (_mix(a ^ b).long() & _BITS) * vocabulary >> 32
 
     def gumbel(self, purpose: Purpose, positions: Tensor, vocabulary: int, passes: Tensor | None = None) -> Tensor:
         """float32 [B, W, V] of independent standard Gumbel values, -log(-log u) with u at the midpoints of 2^-32."""
-        a, b = self._bits(purpose, positions, passes)
+        a, b = self._bits(purpose, positions, _counter(passes))
         codes = torch.arange(vocabulary, device=positions.device, dtype=torch.int32)
         bits = _mix(_mix(codes ^ a[..., None]).add_(b[..., None]))
         # The nearer of u and 1 - u is exact, where the other one rounds: a negative word stands for u above one half.

@@ -25,6 +25,9 @@ class Statistics:
     branches: first drafts tried in a pass. parts: the decoder's redraft, verify and initialise as they ran. prompt:
     what the model was told, template included. window_choice: how an automatic draft length was found, or "".
     streamed: whether weights were copied in as they were used.
+    Of continuous tokens alone: head_calls, draft_head_calls: calls of the denoiser after one another. audit_residual:
+    the largest distance between a token and what the model gives in its place after the tokens before it, over the
+    steps that were looked at. deviation: the largest distance between a token and that of `ar`. None: not measured.
     """
 
     decoder: str
@@ -53,25 +56,58 @@ class Statistics:
     prompt: str = ""
     window_choice: str = ""
     streamed: bool = False
+    head_calls: int = 0
+    draft_head_calls: int = 0
+    audit_residual: float | None = None
+    deviation: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
         return asdict(self)
 
 
-class Trace:
+class Stopwatch:
+    """Adds up the seconds of a generation's phases."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds = dict.fromkeys(("prefill", "draft", "verify", "decode", "total"), 0.0)
+        self._spans: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Adds the block's time to `phase`; on a GPU that of its queued work, without waiting for it."""
+        if self._device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            yield
+            end.record()
+            self._spans.append((phase, begin, end))
+        else:
+            started = time.perf_counter()
+            yield
+            self.seconds[phase] += time.perf_counter() - started
+
+    def finish(self, total: float) -> None:
+        """Sums up the times once the device is done; total: seconds of the whole generation by the host's clock."""
+        for phase, begin, end in self._spans:
+            self.seconds[phase] += begin.elapsed_time(end) / 1000
+        self.seconds["total"] = total
+        self.seconds["verify"] = max(total - self.seconds["prefill"] - self.seconds["draft"], 0.0)
+
+
+class Trace(Stopwatch):
     """The host's record of a generation: times while it runs, counts from the board's reports when it is done."""
 
     def __init__(self, layout: TokenLayout, batch_size: int, drafts_per_pass: int, device: torch.device) -> None:
+        super().__init__(device)
         free = (layout.forced < 0).long()
         self._free_before = [0, *free.cumsum(0).tolist()]
-        self._end, self._drafts_per_pass, self._device = layout.end, drafts_per_pass, device
+        self._end, self._drafts_per_pass = layout.end, drafts_per_pass
         self.positions, self.free_positions = layout.positions, self._free_before[-1]
         self.accepted_per_pass: list[list[int]] = [[] for _ in range(batch_size)]
         self.passes = self.draft_passes = self.prefill_passes = 0
         self.drafted = self.accepted = 0
-        self.seconds = dict.fromkeys(("prefill", "draft", "verify", "decode", "total"), 0.0)
-        self._spans: list[tuple[str, Any, Any]] = []
 
     def read(self, reports: Tensor) -> None:
         """Takes LongTensor [passes, B, 2]: committed positions and accepted drafts of each row after each pass.
@@ -95,32 +131,11 @@ class Trace:
         self.accepted_per_pass[row].append(committed - before)
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Adds the block's time to `phase`; on a GPU that of its queued work, without waiting for it."""
-        if self._device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            yield
-            end.record()
-            self._spans.append((phase, begin, end))
-        else:
-            started = time.perf_counter()
-            yield
-            self.seconds[phase] += time.perf_counter() - started
-
-    @contextmanager
     def drafting(self) -> Iterator[None]:
         """One forward pass of the draft model."""
         self.draft_passes += 1
         with self.timed("draft"):
             yield
-
-    def finish(self, total: float) -> None:
-        """Sums up the times once the device is done; total: seconds of the whole generation by the host's clock."""
-        for phase, begin, end in self._spans:
-            self.seconds[phase] += begin.elapsed_time(end) / 1000
-        self.seconds["total"] = total
-        self.seconds["verify"] = max(total - self.seconds["prefill"] - self.seconds["draft"], 0.0)
 
     def acceptance_map(self) -> list[list[int]]:
         """See Statistics.acceptance_map."""

@@ -1,0 +1,1 @@
+"""Decoding of continuous tokens: vectors that a diffusion head or a flow draws, position by position."""
