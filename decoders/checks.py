@@ -6,7 +6,18 @@ import difflib
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from .interface import DecoderOptions, Grouping, Initialise, Redraft, SamplerSettings, TokenLayout, TokenModel, Verify
+from .continuous.table import CONTINUOUS_DECODERS
+from .interface import (
+    ContinuousOptions,
+    DecoderOptions,
+    Grouping,
+    Initialise,
+    Redraft,
+    SamplerSettings,
+    TokenLayout,
+    TokenModel,
+    Verify,
+)
 from .table import AUTO, AUTO_DECODER, DECODERS, Decoder
 
 MAX_SEED = 2**64 - 1
@@ -17,7 +28,7 @@ def check(
     model: TokenModel, condition: Any, settings: SamplerSettings, draft_model: TokenModel | None = None
 ) -> tuple[Decoder, TokenLayout]:
     """The decoder and the layout of a run; raises ValueError as `generate` does, before anything is computed."""
-    decoder = _resolve(settings)
+    decoder = _resolve(model, settings)
     layout = model.layout(condition)
     _check_settings(settings, decoder, model, layout)
     if decoder.needs_draft_model:
@@ -57,7 +68,12 @@ def _check_settings(settings: SamplerSettings, decoder: Decoder, model: TokenMod
             "branches: set it to 1, or choose the decoder seed-exact.",
         ),
     )
-    for failed, sentence in (*checks, *_unknown_options(options)):
+    kind = (
+        settings.continuous != ContinuousOptions(),
+        f"These options are for models of continuous tokens, and {model.name} makes codes: connect Speculative Decoder "
+        "Options instead.",
+    )
+    for failed, sentence in (kind, *checks, *_unknown_options(options)):
         if failed:
             raise ValueError(sentence)
 
@@ -68,8 +84,13 @@ def _unknown_options(options: DecoderOptions) -> Iterator[tuple[bool, str]]:
         yield given is not None and given not in accepted, f"{name} is {given!r}: choose one of {', '.join(accepted)}."
 
 
-def _resolve(settings: SamplerSettings) -> Decoder:
+def _resolve(model: TokenModel, settings: SamplerSettings) -> Decoder:
     name = AUTO_DECODER if settings.decoder == AUTO else settings.decoder
+    if name in CONTINUOUS_DECODERS and name not in DECODERS:
+        raise ValueError(
+            f"{name} decodes continuous tokens, and {model.name} makes codes: choose one of "
+            f"{', '.join((AUTO, *DECODERS))}."
+        )
     if name not in DECODERS:
         known = [AUTO, *DECODERS]
         nearest = difflib.get_close_matches(name, known, n=1)

@@ -145,6 +145,11 @@ class LatentLayout:
         frames, rows, columns = self.grid
         return frames * rows * columns
 
+    @property
+    def row_length(self) -> int:
+        """Positions from one grid row to the next."""
+        return self.grid[2]
+
 
 class ReverseProcess(Protocol):
     """The Gaussian steps that turn noise into a token, each affine in the state; pure functions of tensors.
@@ -192,12 +197,13 @@ class LatentSession(Protocol):
 class ContinuousModel(Protocol):
     """A model whose tokens are vectors, drawn by a diffusion head or a flow (MAR, xAR, Harmon).
 
-    diffusion_steps: the T that its authors take.
+    channels: C, the numbers of a token. diffusion_steps: the T that its authors take.
     """
 
     name: str
     device: torch.device
     dtype: torch.dtype
+    channels: int
     diffusion_steps: int
 
     def layout(self, condition: Any) -> LatentLayout:

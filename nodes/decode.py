@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..decoders import TokenLayout
+from ..decoders import ContinuousModel
 from . import sockets
-from .memory import ManagedModel, explained_out_of_memory, place_for_decoding
+from .memory import Layout, ManagedModel, explained_out_of_memory, place_for_decoding
 
-ADVICE = "The codes are done, but their picture did not fit: close other programs that use the device."
+ADVICE = "The tokens are done, but their picture did not fit: close other programs that use the device."
 
 
 @dataclass(frozen=True)
 class DecodedTokens:
-    """SPECAR_TOKENS: codes LongTensor [B, N] in ordinary memory, where they sit, and which model made them."""
+    """SPECAR_TOKENS: codes LongTensor [B, N] or continuous tokens float32 [B, N, C] in ordinary memory, where they sit,
+    which model made them, and what its tokens are."""
 
-    codes: Tensor
-    layout: TokenLayout
+    tokens: Tensor
+    layout: Layout
     model_name: str
-    vocabulary: int
+    kind: str
 
 
-def to_pictures(managed: ManagedModel, codes: Tensor, layout: TokenLayout) -> Tensor:
-    """LongTensor [B, N] to float32 [B * frames, H, W, 3] in 0..1, in ordinary memory."""
+def kind_of(model: Any) -> str:
+    """What a model's tokens are: two models that say the same can read one another's."""
+    continuous = isinstance(model, ContinuousModel)
+    return f"continuous tokens of {model.channels} numbers" if continuous else f"{model.vocabulary} codes"
+
+
+def to_pictures(managed: ManagedModel, tokens: Tensor, layout: Layout) -> Tensor:
+    """Codes [B, N] or continuous tokens [B, N, C] to float32 [B * frames, H, W, 3] in 0..1, in ordinary memory."""
     with explained_out_of_memory(ADVICE):
         place_for_decoding(managed, layout)
-        return managed.model.decode(codes.to(managed.model.device), layout).cpu()
+        return managed.model.decode(tokens.to(managed.model.device), layout).cpu()
 
 
 class SpecARDecodeTokens(io.ComfyNode):
@@ -48,9 +56,10 @@ class SpecARDecodeTokens(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: ManagedModel, tokens: DecodedTokens) -> io.NodeOutput:
-        if model.model.vocabulary != tokens.vocabulary:
+        own = kind_of(model.model)
+        if own != tokens.kind:
             raise ValueError(
-                f"These tokens come from {tokens.model_name} with {tokens.vocabulary} codes, but {model.model.name} "
-                f"has {model.model.vocabulary}. Connect the checkpoint that made them."
+                f"These tokens come from {tokens.model_name}, which makes {tokens.kind}, but {model.model.name} makes "
+                f"{own}. Connect the checkpoint that made them."
             )
-        return io.NodeOutput(to_pictures(model, tokens.codes, tokens.layout))
+        return io.NodeOutput(to_pictures(model, tokens.tokens, tokens.layout))

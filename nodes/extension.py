@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from . import folders
 from .conditioning import SpecARClassLabel, SpecARPrompt
+from .continuous_options import SpecARContinuousOptions
 from .decode import SpecARDecodeTokens
 from .loaders import SpecARLoadCheckpoint, SpecARLoadDraftModel
 from .options import SpecARDecoderOptions
@@ -21,6 +22,7 @@ class SpeculativeARExtension(ComfyExtension):
             SpecARPrompt,
             SpecARClassLabel,
             SpecARDecoderOptions,
+            SpecARContinuousOptions,
             SpecARSampler,
             SpecARDecodeTokens,
         ]

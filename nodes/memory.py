@@ -16,14 +16,18 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import nn
 
-from ..decoders import TokenLayout
+from ..decoders import ContinuousModel, LatentLayout, TokenLayout
 
 DECODE_MAPS = 5  # float32 maps that a VQ decoder holds at once at full resolution
+Layout = TokenLayout | LatentLayout
 
 
 @dataclass(frozen=True)
 class ManagedModel:
-    """A loaded checkpoint (SPECAR_MODEL, SPECAR_DRAFT): the model and the patchers that move its weights."""
+    """A loaded checkpoint (SPECAR_MODEL, SPECAR_DRAFT): the model and the patchers that move its weights.
+
+    vq: what turns tokens into pixels, a VQ tokenizer or, of a continuous model, a VAE.
+    """
 
     model: Any
     network: ModelPatcher
@@ -32,7 +36,8 @@ class ManagedModel:
 
     @staticmethod
     def of(model: Any) -> ManagedModel:
-        return ManagedModel(model, _patcher(model.network), _patcher(model.vq), _patcher(model.text_encoder))
+        vq = model.vae if isinstance(model, ContinuousModel) else model.vq
+        return ManagedModel(model, _patcher(model.network), _patcher(vq), _patcher(model.text_encoder))
 
     @property
     def streamed(self) -> bool:
@@ -53,16 +58,19 @@ def place_for_sampling(target: ManagedModel, draft: ManagedModel | None, memory_
         managed.model.device = managed.network.load_device
 
 
-def decoding_memory(target: ManagedModel, layout: TokenLayout) -> int:
-    """Bytes of the tokenizer's activations while it turns the codes of one picture into pixels."""
+def decoding_memory(target: ManagedModel, layout: Layout) -> int:
+    """Bytes of the tokenizer's activations while it turns the tokens of one picture into pixels."""
     if target.vq is None:
         return 0
     config = target.vq.model.config
-    pixels = math.prod(layout.grid) * config.factor**2
+    cells = math.prod(layout.grid)
+    if isinstance(layout, LatentLayout):
+        cells = cells * layout.channels // config.channels
+    pixels = cells * config.factor**2
     return pixels * config.full_size_channels * torch.float32.itemsize * DECODE_MAPS
 
 
-def place_for_decoding(target: ManagedModel, layout: TokenLayout) -> None:
+def place_for_decoding(target: ManagedModel, layout: Layout) -> None:
     """Brings the tokenizer to the device with room for decoding one picture."""
     if target.vq is not None:
         mm.load_models_gpu([target.vq], memory_required=decoding_memory(target, layout))

@@ -12,7 +12,8 @@ from PIL import Image
 from server import PromptServer
 from torch import Tensor
 
-from ..decoders import Progress, TokenLayout
+from ..decoders import Progress
+from .memory import Layout
 
 MESSAGE_SECONDS = 0.25
 PREVIEW_SECONDS = 0.35
@@ -27,7 +28,7 @@ class RunProgress:
     node_id: where the page shows the numbers. preview_every: tokens of the first picture between previews, 0 for none.
     """
 
-    def __init__(self, model: Any, layout: TokenLayout, batch_size: int, node_id: str, preview_every: int) -> None:
+    def __init__(self, model: Any, layout: Layout, batch_size: int, node_id: str, preview_every: int) -> None:
         self.model, self.layout, self.node_id = model, layout, node_id
         self.preview_every = preview_every
         self.total = layout.positions * batch_size
@@ -69,17 +70,23 @@ class RunProgress:
         due = self.preview_every and accepted >= self.previewed + self.preview_every
         if not due or now < self.next_preview:
             return None
-        picture = picture_so_far(self.model, self.layout, progress.tokens[:1], accepted)
+        order = None if progress.order is None else progress.order[0]
+        picture = picture_so_far(self.model, self.layout, progress.tokens[:1], accepted, order)
         done = time.perf_counter()
         self.previewed = accepted
         self.next_preview = done + max(PREVIEW_SECONDS, (done - now) / PREVIEW_SHARE)
         return "JPEG", picture, PREVIEW_SIZE
 
 
-def picture_so_far(model: Any, layout: TokenLayout, tokens: Tensor, accepted: int) -> Image.Image:
-    """Decodes one row of tokens [1, N] whose first `accepted` are final; the other cells are grey."""
+def picture_so_far(
+    model: Any, layout: Layout, tokens: Tensor, accepted: int, order: Tensor | None = None
+) -> Image.Image:
+    """Decodes one row of tokens [1, N] or [1, N, C] whose first `accepted` in the order of generation are final; the
+    other cells are grey."""
     frames, rows, columns = layout.grid
     known = torch.arange(layout.positions) < accepted
+    if order is not None:
+        known = torch.zeros_like(known).scatter(0, order.cpu(), known)
     cells = known[: frames * rows * layout.row_length].view(frames, rows, -1)[0, :, :columns]
     pixels = model.decode(tokens, layout)[0].cpu()
     height, width, _ = pixels.shape

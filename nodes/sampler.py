@@ -10,24 +10,28 @@ import torch
 from comfy_api.latest import io
 
 from ..decoders import (
-    AUTO,
+    CHOICES,
+    CONTINUOUS_DECODERS,
     DECODERS,
     MAX_SEED,
+    ContinuousModel,
+    ContinuousOptions,
     DecoderOptions,
     Generation,
     SamplerSettings,
     Statistics,
     check,
+    check_continuous,
     generate,
     longest_pass,
+    needs_draft_model,
+    summary,
 )
-from ..decoders.table import AUTO_DECODER
 from . import sockets
-from .decode import DecodedTokens, to_pictures
+from .decode import DecodedTokens, kind_of, to_pictures
 from .memory import ManagedModel, decoding_memory, explained_out_of_memory, place_for_sampling
 from .progress import RunProgress
 
-CHOICES = [AUTO, *DECODERS]
 MAX_CFG = 30.0
 MAX_BATCH = 64
 LOGIT_COPIES = 16  # both guidance streams, filtered, sorted, as probabilities, as drafted from, noise
@@ -36,17 +40,11 @@ ADVICE = "The sampler ran out of memory: lower batch_size or draft_length, or se
 
 def shown_widgets() -> dict[str, list[str]]:
     """Which widgets each decoder uses besides those that all use; the page hides the others."""
-    return {decoder: [] if decoder == "ar" else ["draft_length"] for decoder in CHOICES}
-
-
-def summaries() -> dict[str, str]:
-    """One line a decoder for the node's panel: what it promises and how it works."""
-    described = {key: f"{row.title} ({row.promise}). {row.summary}" for key, row in DECODERS.items()}
-    return {AUTO: f"auto takes {AUTO_DECODER} for token models. {DECODERS[AUTO_DECODER].summary}", **described}
-
-
-def needs_draft_model(decoder: str) -> bool:
-    return decoder in DECODERS and DECODERS[decoder].needs_draft_model
+    only_continuous = CONTINUOUS_DECODERS.keys() - DECODERS.keys()
+    return {
+        decoder: ["draft_length"] * (decoder != "ar") + ["top_k", "top_p"] * (decoder not in only_continuous)
+        for decoder in CHOICES
+    }
 
 
 class SpecARSampler(io.ComfyNode):
@@ -64,10 +62,13 @@ class SpecARSampler(io.ComfyNode):
                     "draft_model",
                     optional=True,
                     lazy=True,
-                    tooltip="From Load AR Draft Model. Only the decoder draft-model uses it.",
+                    tooltip="From Load AR Draft Model. Only the decoders draft-model and cspd use it.",
                 ),
                 sockets.Options.Input(
-                    "options", optional=True, tooltip="From Speculative Decoder Options, for other decoder parts."
+                    "options",
+                    optional=True,
+                    tooltip="From Speculative Decoder Options, for other decoder parts, or from Continuous Decoder "
+                    "Options.",
                 ),
                 io.Int.Input(
                     "seed",
@@ -81,11 +82,11 @@ class SpecARSampler(io.ComfyNode):
                     io.Combo.Input(
                         "decoder",
                         options=CHOICES,
-                        default=AUTO,
+                        default=CHOICES[0],
                         tooltip="How tokens are found. ar takes one a pass; the others guess ahead and check.",
                     ),
                     speculativear_widgets=shown_widgets(),
-                    speculativear_summaries=summaries(),
+                    speculativear_summaries={choice: summary(choice) for choice in CHOICES},
                 ),
                 io.Int.Input(
                     "draft_length",
@@ -93,7 +94,7 @@ class SpecARSampler(io.ComfyNode):
                     min=0,
                     max=1024,
                     tooltip="Positions guessed and checked in one pass. "
-                    "0: what is fastest here, by a short measurement.",
+                    "0: what is fastest here, by a short measurement; for continuous tokens a good value.",
                 ),
                 io.Float.Input(
                     "cfg",
@@ -109,10 +110,10 @@ class SpecARSampler(io.ComfyNode):
                     min=0.0,
                     max=10.0,
                     step=0.05,
-                    tooltip="Lower is calmer; 0 always takes the likeliest token.",
+                    tooltip="Lower is calmer; 0 always takes the likeliest code.",
                 ),
                 io.Int.Input(
-                    "top_k", default=0, min=0, max=1 << 20, tooltip="Keeps the k likeliest tokens; 0 keeps all."
+                    "top_k", default=0, min=0, max=1 << 20, tooltip="Keeps the k likeliest codes; 0 keeps all."
                 ),
                 io.Float.Input(
                     "top_p",
@@ -120,7 +121,7 @@ class SpecARSampler(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Keeps the likeliest tokens up to this share; 1 keeps all.",
+                    tooltip="Keeps the likeliest codes up to this share; 1 keeps all.",
                 ),
                 io.Int.Input("batch_size", default=1, min=1, max=MAX_BATCH, tooltip="Pictures made in one run."),
                 sockets.advanced(
@@ -175,7 +176,7 @@ class SpecARSampler(io.ComfyNode):
         batch_size: int,
         preview_every: int,
         draft_model: ManagedModel | None = None,
-        options: DecoderOptions | None = None,
+        options: DecoderOptions | ContinuousOptions | None = None,
     ) -> io.NodeOutput:
         settings = SamplerSettings(
             decoder=decoder,
@@ -186,7 +187,8 @@ class SpecARSampler(io.ComfyNode):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            options=options or DecoderOptions(),
+            options=options if isinstance(options, DecoderOptions) else DecoderOptions(),
+            continuous=options if isinstance(options, ContinuousOptions) else ContinuousOptions(),
         )
         draft = draft_model if needs_draft_model(decoder) else None
         progress = RunProgress(
@@ -199,7 +201,7 @@ class SpecARSampler(io.ComfyNode):
         begin = time.perf_counter()
         pictures = to_pictures(model, generation.tokens, generation.layout)
         statistics = finished(generation.statistics, streamed, time.perf_counter() - begin)
-        tokens = DecodedTokens(generation.tokens.cpu(), generation.layout, model.model.name, model.model.vocabulary)
+        tokens = DecodedTokens(generation.tokens.cpu(), generation.layout, model.model.name, kind_of(model.model))
         return io.NodeOutput(pictures, tokens, statistics, ui={"speculativear": [statistics.to_json()]})
 
 
@@ -213,16 +215,21 @@ def finished(statistics: Statistics, streamed: bool, decode_seconds: float) -> S
 
 
 def memory_required(
-    target: ManagedModel, draft: ManagedModel | None, conditioning: Any, settings: SamplerSettings, positions: int
+    target: ManagedModel, draft: ManagedModel | None, conditioning: Any, settings: SamplerSettings
 ) -> int:
-    """Bytes of the run's caches and of the rows of logits that a pass of so many positions works on."""
-    guided = settings.guidance_scale > 1
-    models = [target] if draft is None else [target, draft]
-    caches = sum(
-        managed.model.memory_required(conditioning, settings.batch_size, guided, positions) for managed in models
-    )
-    row = target.model.vocabulary * torch.float32.itemsize
-    return caches + LOGIT_COPIES * settings.batch_size * positions * row
+    """Bytes of what the run allocates beside the weights; raises ValueError for settings that cannot be met."""
+    draft_model = None if draft is None else draft.model
+    models = [target.model] if draft is None else [target.model, draft.model]
+    guided, batch_size = settings.guidance_scale > 1, settings.batch_size
+    if isinstance(target.model, ContinuousModel):
+        continuous, _, completed = check_continuous(target.model, conditioning, settings, draft_model)
+        width = continuous.contexts(completed.continuous, completed.draft_length)
+        logits = 0
+    else:
+        decoder, layout = check(target.model, conditioning, settings, draft_model)
+        width = longest_pass(decoder, settings, layout)
+        logits = LOGIT_COPIES * batch_size * width * target.model.vocabulary * torch.float32.itemsize
+    return logits + sum(model.memory_required(conditioning, batch_size, guided, width) for model in models)
 
 
 def sample(
@@ -233,10 +240,9 @@ def sample(
     progress: RunProgress,
 ) -> Generation:
     """Places the models with room for what this run allocates, and decodes."""
-    decoder, layout = check(target.model, conditioning, settings, None if draft is None else draft.model)
-    positions = longest_pass(decoder, settings, layout)
+    needed = memory_required(target, draft, conditioning, settings)
     preview = decoding_memory(target, progress.layout) if progress.preview_every else 0
-    place_for_sampling(target, draft, memory_required(target, draft, conditioning, settings, positions) + preview)
+    place_for_sampling(target, draft, needed + preview)
     return generate(
         target.model,
         conditioning,

@@ -9,7 +9,7 @@ from functools import partial
 from ..interface import ContinuousOptions, Promise
 from . import cspd
 from .autoregressive import autoregressive
-from .jacobi import seed_exact
+from .jacobi import AUDITED_STEPS, seed_exact
 from .run import Run
 from .speculative_head import speculative_sample
 
@@ -18,7 +18,8 @@ from .speculative_head import speculative_sample
 class ContinuousDecoder:
     """A row of the table. promise: what the decoder guarantees under given options.
 
-    run: fills a Run's canvas; the number is the draft length, see `automatic_length`.
+    run: fills a Run's canvas; the number is the draft length. automatic_length: what stands for a draft length of 0.
+    contexts: how many contexts of a picture the target's trunk sees in one pass of a draft length.
     """
 
     id: str
@@ -27,6 +28,7 @@ class ContinuousDecoder:
     promise: Callable[[ContinuousOptions], Promise]
     run: Callable[[Run, ContinuousOptions, int], None]
     automatic_length: int = 1
+    contexts: Callable[[ContinuousOptions, int], int] = lambda _options, _length: 1
     needs_draft_model: bool = False
     adds_last_noise: Callable[[ContinuousOptions], bool] = lambda options: options.noisy_last_step
 
@@ -68,6 +70,7 @@ CONTINUOUS_DECODERS: dict[str, ContinuousDecoder] = {
             promise=_seed_exact,
             run=lambda run, options, length: seed_exact(run, length, options.tolerance),
             automatic_length=8,
+            contexts=lambda options, length: max(length, AUDITED_STEPS) if options.tolerance else 1,
         ),
         ContinuousDecoder(
             "head-speculative",
@@ -84,6 +87,7 @@ CONTINUOUS_DECODERS: dict[str, ContinuousDecoder] = {
             promise=lambda options: "lossless" if _exact_cspd(options) else "approximate",
             run=cspd.run,
             automatic_length=8,
+            contexts=lambda options, length: length + 1 if options.verification == "prefix" else 1,
             needs_draft_model=True,
             adds_last_noise=lambda options: options.verification == "prefix",
         ),

@@ -92,5 +92,6 @@ def test_every_node_has_a_help_page(client: Client):
 def test_the_decoder_list_tells_the_page_what_each_decoder_uses(client: Client):
     details = client.object_info("SpecARSampler")["input"]["required"]["decoder"][1]
     assert list(details["speculativear_widgets"]) == list(details["speculativear_summaries"]) == details["options"]
-    assert details["speculativear_widgets"]["ar"] == []
-    assert details["speculativear_widgets"]["seed-exact"] == ["draft_length"]
+    assert details["speculativear_widgets"]["ar"] == ["top_k", "top_p"]
+    assert details["speculativear_widgets"]["seed-exact"] == ["draft_length", "top_k", "top_p"]
+    assert details["speculativear_widgets"]["cspd"] == ["draft_length"]

@@ -178,4 +178,4 @@ def test_tokens_of_another_model(client: Client):
     graph["10"] = {"class_type": "SaveImage", "inputs": {"images": ["9", 0], "filename_prefix": "never"}}
     node, sentence = refusal(client, graph)
     assert node == "9"
-    assert "tiny with 96 codes, but other-codes has 64" in sentence
+    assert "tiny, which makes 96 codes, but other-codes makes 64 codes" in sentence

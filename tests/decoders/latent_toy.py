@@ -36,16 +36,19 @@ class LinearProcess:
 class LatentToy:
     """Implements decoders.interface.ContinuousModel. Each row is computed by itself, whatever the batch.
 
-    bend: what the network adds to every clean token; differing bends make a target and a draft.
+    bend: what the network adds to every clean token; differing bends make a target and a draft. pull: how much a token
+    depends on those before it.
     """
 
-    name, device, dtype = "toy", torch.device("cpu"), torch.float32
+    name, device, dtype, channels = "toy", torch.device("cpu"), torch.float32, CHANNELS
 
-    def __init__(self, positions: int = 3, steps: int = 4, bend: float = 0.0, in_order: bool = True) -> None:
+    def __init__(
+        self, positions: int = 3, steps: int = 4, bend: float = 0.0, in_order: bool = True, pull: float = 0.5
+    ) -> None:
         self.diffusion_steps, self._in_order, self._positions = steps, in_order, positions
         generator = torch.Generator().manual_seed(5)
         self.own = 0.4 * torch.randn(CHANNELS, CHANNELS, generator=generator)
-        self.context = 0.5 * torch.randn(CHANNELS, CHANNELS, generator=generator)
+        self.context = pull * torch.randn(CHANNELS, CHANNELS, generator=generator)
         self.bias = torch.randn(positions, CHANNELS, generator=generator) + bend
         self.bend, self.spread, self.calls, self.unconditional_rows = bend, 0.5, 0, 0
 

@@ -56,5 +56,5 @@ def test_registries_can_read_the_node_ids_without_running_anything():
                 found.add(node.name)
     assert found == {
         *("SpecARLoadCheckpoint", "SpecARLoadDraftModel", "SpecARPrompt", "SpecARClassLabel"),
-        *("SpecARDecoderOptions", "SpecARSampler", "SpecARDecodeTokens"),
+        *("SpecARDecoderOptions", "SpecARContinuousOptions", "SpecARSampler", "SpecARDecodeTokens"),
     }

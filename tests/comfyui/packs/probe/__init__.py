@@ -27,7 +27,7 @@ class ProbeTokens(io.ComfyNode):
 
     @classmethod
     def execute(cls, tokens: Any, statistics: Any) -> io.NodeOutput:
-        return io.NodeOutput(ui={"tokens": tokens.codes.tolist(), "statistics": [statistics.to_json()]})
+        return io.NodeOutput(ui={"tokens": tokens.tokens.tolist(), "statistics": [statistics.to_json()]})
 
 
 class OutOfMemory:
