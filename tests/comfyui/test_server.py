@@ -14,6 +14,7 @@ NODES = {
     "SpecARLoadDraftModel",
     "SpecARPrompt",
     "SpecARClassLabel",
+    "SpecARContinuousOptions",
     "SpecARDecoderOptions",
     "SpecARSampler",
     "SpecARDecodeTokens",
