@@ -197,7 +197,8 @@ class LatentSession(Protocol):
 class ContinuousModel(Protocol):
     """A model whose tokens are vectors, drawn by a diffusion head or a flow (MAR, xAR, Harmon).
 
-    channels: C, the numbers of a token. diffusion_steps: the T that its authors take.
+    channels: C, the numbers of a token. diffusion_steps: the T that its authors take. respacing: which of the
+    diffusion's times these are.
     """
 
     name: str
@@ -205,6 +206,7 @@ class ContinuousModel(Protocol):
     dtype: torch.dtype
     channels: int
     diffusion_steps: int
+    respacing: Respacing
 
     def layout(self, condition: Any) -> LatentLayout:
         """The positions that one picture under this condition has."""
@@ -250,7 +252,7 @@ class ContinuousOptions:
 
     iterations: int = 0
     diffusion_steps: int = 0
-    respacing: Respacing = "even"
+    respacing: Respacing | None = None
     diffusion_sampler: DiffusionSampler = "ddpm"
     eta: float = 0.0
     guidance_schedule: GuidanceSchedule | None = None

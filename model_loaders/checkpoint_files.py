@@ -25,7 +25,7 @@ SUFFIXES = (SAFETENSORS, ".pt", ".pth", ".bin", ".ckpt")
 INDEX_SUFFIXES = (".safetensors.index.json", ".bin.index.json")
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 _PREFIX = re.compile(r"^(?:(?:module|_orig_mod|_fsdp_wrapped_module)\.)+|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module)\.")
-_WRAPPERS = ("model", "module", "state_dict")
+_WRAPPERS = ("model_ema", "model", "module", "state_dict")  # of the first two MAR samples with the first
 _ZIP_MAGIC = b"PK\x03\x04"
 _ANY_MODEL = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?")
 

@@ -13,8 +13,11 @@ from .companions import is_vq
 from .emu3_files import is_emu3, is_emu3_vq, load_emu3
 from .errors import CheckpointError
 from .janus_files import is_janus, load_janus
+from .kl_vae import is_kl_vae
 from .llamagen_files import is_c2i, is_t2i, load_llamagen
+from .mar_files import is_mar, load_mar
 from .options import LoadOptions
+from .xar_files import is_xar, load_xar
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -35,6 +38,8 @@ FAMILIES = (
     Family("Anole", is_anole, load_anole),
     Family("Lumina-mGPT", is_lumina, load_lumina),
     Family("Emu3", is_emu3, load_emu3),
+    Family("MAR", is_mar, load_mar),
+    Family("xAR", is_xar, load_xar),
 )
 VQS = (is_vq, is_chameleon_vq, is_emu3_vq)
 
@@ -83,6 +88,11 @@ def _no_model(path: Path, others: list[Checkpoint]) -> CheckpointError:
         return CheckpointError(
             f"{path} is a VQ tokenizer, which turns codes into pictures, not a model that makes codes; choose it "
             "as the VQ and a model, such as c2i_B_256.pt from FoundationVision/LlamaGen, as the checkpoint."
+        )
+    if any(is_kl_vae(checkpoint.shapes) for checkpoint in others):
+        return CheckpointError(
+            f"{path} is a VAE, which turns latents into pictures, not a model that makes latents; choose it as the VQ "
+            "and a model, such as checkpoint-last.pth from LTH14/mar, as the checkpoint."
         )
     titles = "; ".join(family.title for family in FAMILIES)
     first = ", ".join(list(others[0].shapes)[:3])

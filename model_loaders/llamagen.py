@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decoders.interface import TokenLayout
+from .class_labels import ClassCondition, ClassLabels
 from .rotary import grid_rotary_table
 from .session import RaggedSession
 from .text_encoder import REPOSITORY as TEXT_ENCODER_REPOSITORY
@@ -35,19 +35,6 @@ class LlamaGenConfig:
     def prefix_length(self) -> int:
         """Condition rows before the first code."""
         return 1 if self.classes else self.caption_length
-
-
-@dataclass(frozen=True)
-class ClassCondition:
-    """A class of a class-conditional model; name is empty where the model ships no names."""
-
-    label: int
-    name: str = ""
-
-    @property
-    def text(self) -> str:
-        """The class in words, for the statistics."""
-        return f"class {self.label}" + (f" ({self.name})" if self.name else "")
 
 
 @dataclass(frozen=True)
@@ -106,7 +93,7 @@ class LlamaGenNetwork(Transformer):
         self.cls_embedding: Any = kind(config, operations, **factory)
 
 
-class LlamaGen:
+class LlamaGen(ClassLabels):
     """Implements decoders.interface.TokenModel. `device` is where it computes, wherever its weights rest.
 
     labels: names of the first classes, as many as there are; a class beyond them has its number only.
@@ -135,36 +122,10 @@ class LlamaGen:
         self.vocabulary = config.transformer.vocabulary
 
     def class_label(self, label: int | str) -> ClassCondition:
-        """A class by number (an int or its digits) or by name in any case; raises ValueError for what is no class."""
+        """See ClassLabels.class_label; raises ValueError where the model takes a prompt."""
         if not self.classes:
             raise self._takes("a prompt", "a class label")
-        text = str(label).strip()
-        if text.removeprefix("-").isdecimal():
-            return self._numbered_class(int(text))
-        names = {name.lower(): index for index, name in reversed(list(enumerate(self.labels)))}
-        if text.lower() in names:
-            index = names[text.lower()]
-            return ClassCondition(index, self.labels[index])
-        raise ValueError(self._unknown_name(text, names))
-
-    def _takes(self, accepted: str, given: str) -> ValueError:
-        return ValueError(f"{self.name} takes {accepted}, not {given}; connect {accepted}.")
-
-    def _numbered_class(self, index: int) -> ClassCondition:
-        if not 0 <= index < self.classes:
-            raise ValueError(
-                f"Class {index} is out of range; {self.name} has the classes 0 to {self.classes - 1}; choose one."
-            )
-        return ClassCondition(index, self.labels[index] if index < len(self.labels) else "")
-
-    def _unknown_name(self, text: str, names: dict[str, int]) -> str:
-        accepted = f"a number from 0 to {self.classes - 1}"
-        if not names:
-            return f"'{text}' is no class: {self.name} ships no class names; give {accepted}."
-        near = difflib.get_close_matches(text.lower(), names, n=3, cutoff=0.5)
-        offered = ", ".join(self.labels[names[name]] for name in near or list(names)[::-1][:3])
-        kind = "nearest" if near else "some"
-        return f"'{text}' is no class of {self.name}; {kind} are: {offered}. Give a name or {accepted}."
+        return super().class_label(label)
 
     def prompt(self, text: str, *, negative: str = "", width: int = 0, height: int = 0) -> CaptionCondition:
         """Encodes a prompt; raises ValueError for a size that the model does not draw (0 takes its own)."""

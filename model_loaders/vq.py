@@ -1,7 +1,8 @@
 """VQ tokenizers: pictures to grids of codes and back, under the key names of LlamaGen's checkpoints.
 
 The demo models use the same module at a small size, and tools/train_demo.py trains it. Generation needs its second half
-alone, `VQDecoder`, which also decodes for the VQGANs with taming-transformers' names (`taming_sources`).
+alone, `VQDecoder`, which also decodes for the VQGANs with taming-transformers' names (`taming_sources`). The KL VAE of
+the continuous models (kl_vae.py) has the same Decoder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,22 @@ from .errors import CheckpointError
 
 NORM_GROUPS = 32
 NORM_EPS = 1e-6
+
+
+class DecoderSizes(Protocol):
+    """What a Decoder is built by: see VQConfig."""
+
+    @property
+    def z_channels(self) -> int: ...
+
+    @property
+    def decoder_channels(self) -> tuple[int, ...]: ...
+
+    @property
+    def decoder_blocks(self) -> int: ...
+
+    @property
+    def attention(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,7 @@ class VQConfig:
     def from_state_dict(shapes: Mapping[str, Sequence[int]]) -> VQConfig:
         """Reads the sizes from the shape of each tensor (key -> shape); raises ValueError where a part is missing."""
         _require(shapes, "quantize.embedding.weight", "encoder.conv_in.weight", "decoder.conv_in.weight")
-        widths, blocks = _levels(shapes, "encoder")
+        widths, blocks = levels(shapes, "encoder")
         return replace(
             VQConfig.of_decoder(shapes),
             base_channels=shapes["encoder.conv_in.weight"][0],
@@ -68,7 +85,7 @@ class VQConfig:
         """As from_state_dict for a VQDecoder: what the encoder would be is neither read nor needed."""
         _require(shapes, "quantize.embedding.weight", "decoder.conv_in.weight")
         codebook_size, embed_dim = shapes["quantize.embedding.weight"]
-        widths, blocks = _levels(shapes, "decoder")
+        widths, blocks = levels(shapes, "decoder")
         return VQConfig(
             codebook_size=codebook_size,
             embed_dim=embed_dim,
@@ -89,7 +106,7 @@ def _require(shapes: Mapping[str, Sequence[int]], *names: str) -> None:
             raise CheckpointError(f"The VQ weights have no `{name}`; give the complete file, as it was published.")
 
 
-def _levels(shapes: Mapping[str, Sequence[int]], side: str) -> tuple[list[int], int]:
+def levels(shapes: Mapping[str, Sequence[int]], side: str) -> tuple[list[int], int]:
     """Width of each level in stored order, and residual blocks per level."""
 
     def key(level: int, block: int) -> str:
@@ -211,7 +228,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Features [B, z_channels, h, w] -> pictures [B, 3, h * factor, w * factor]; levels run from the deepest."""
 
-    def __init__(self, config: VQConfig, operations: Any, **factory: Any) -> None:
+    def __init__(self, config: DecoderSizes, operations: Any, **factory: Any) -> None:
         super().__init__()
         widths = tuple(reversed(config.decoder_channels))
         self.conv_in = operations.Conv2d(config.z_channels, widths[0], 3, padding=1, **factory)

@@ -18,7 +18,9 @@ _NEEDLESS = re.compile(
     r"(?:^|\.)(?:freqs_cis|causal_mask|inv_freq|_extra_state|codebook_used|num_batches_tracked)$|kv_cache|^loss\."
 )
 
-_BLOCK_MATRIX = re.compile(r"^layers\.\d+\.(?:attention|feed_forward)\.w\w+\.weight$")
+_BLOCK_MATRIX = re.compile(
+    r"^(?:layers\.\d+\.(?:attention|feed_forward)\.w\w+|(?:en|de)coder_blocks\.\d+\.(?:attn|mlp)\.\w+)\.weight$"
+)
 
 Sources = Mapping[str, Sequence[str]]
 Reshape = Mapping[str, Callable[[Tensor], Tensor]]
@@ -38,14 +40,16 @@ def fill(
     reshape: Reshape | None = None,
     *,
     storage: torch.dtype | None = None,
+    precise: str = "",
     on_progress: OnLoad | None = None,
 ) -> None:
     """Puts each tensor in its place, cast one at a time; dtype None keeps the file's precision.
 
     sources: name in the network -> names in the checkpoint, whose rows follow one another. reshape: name in the network
     -> what is done to its tensor (rows picked, axes dropped). storage: precision of the blocks' matrices, nearly all of
-    a big model; its layers must cast at use. on_progress is told the elements read so far and in all, and may raise to
-    stop: nothing stays. Raises CheckpointError where the two sides do not hold the same names and shapes.
+    a big model; its layers must cast at use. precise: how names begin whose weights stay float32. on_progress is told
+    the elements read so far and in all, and may raise to stop: nothing stays. Raises CheckpointError where the two
+    sides do not hold the same names and shapes.
     """
     reshape = reshape or {}
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
@@ -56,6 +60,8 @@ def fill(
     for name in sorted(expected, key=lambda name: sorted(map(checkpoint.position, sources[name]), reverse=True)):
         names = sources[name]
         kept = storage if storage and _BLOCK_MATRIX.search(name) else dtype
+        if precise and name.startswith(precise):
+            kept = torch.float32
         tensor = checkpoint.tensor(names[0]) if len(names) == 1 else _joined(checkpoint, names, device, kept)
         if name in reshape:
             tensor = reshape[name](tensor)

@@ -15,7 +15,7 @@ OWN = "auto"
 DEFAULTS = ContinuousOptions()
 CHOICES = {
     "guidance_schedule": [OWN, *get_args(GuidanceSchedule)],
-    "respacing": list(get_args(Respacing)),
+    "respacing": [OWN, *get_args(Respacing)],
     "diffusion_sampler": list(get_args(DiffusionSampler)),
     "verification": list(get_args(Verification)),
     "sigma_factor": list(get_args(SigmaFactor)),
@@ -23,7 +23,8 @@ CHOICES = {
 TOOLTIPS = {
     "guidance_schedule": "How cfg grows over the AR steps: constant, linear with the known share, or linear-from-one, "
     "from none in the first step. auto: as the model's authors do.",
-    "respacing": "Which times the diffusion steps stop at: even over all of them, or strided from 0 on.",
+    "respacing": "Which times the diffusion steps stop at: even over all of them, or strided from 0 on. "
+    "auto: as the model's authors do.",
     "diffusion_sampler": "ddpm draws noise in each step. ddim adds eta times as much; with eta 0 none.",
     "verification": "For cspd. block: the released code's way, nothing is drafted again. prefix: the paper's "
     "Algorithm 1, every draft judged in its context.",
@@ -60,7 +61,7 @@ class SpecARContinuousOptions(io.ComfyNode):
                     tooltip="Steps from noise to a token. 0: the model's own.",
                 ),
                 _choice("guidance_schedule", OWN),
-                _choice("respacing", DEFAULTS.respacing),
+                _choice("respacing", OWN),
                 _choice("diffusion_sampler", DEFAULTS.diffusion_sampler),
                 io.Float.Input(
                     "eta",
@@ -127,6 +128,6 @@ class SpecARContinuousOptions(io.ComfyNode):
         return next((refusal for refusal in refusals if refusal), True)
 
     @classmethod
-    def execute(cls, guidance_schedule: str, **options: Any) -> io.NodeOutput:
-        schedule = None if guidance_schedule == OWN else guidance_schedule
-        return io.NodeOutput(dataclasses.replace(DEFAULTS, guidance_schedule=schedule, **options))
+    def execute(cls, **options: Any) -> io.NodeOutput:
+        chosen = {name: None if value == OWN else value for name, value in options.items()}
+        return io.NodeOutput(dataclasses.replace(DEFAULTS, **chosen))

@@ -65,7 +65,7 @@ def decoding_memory(target: ManagedModel, layout: Layout) -> int:
     config = target.vq.model.config
     cells = math.prod(layout.grid)
     if isinstance(layout, LatentLayout):
-        cells = cells * layout.channels // config.channels
+        cells = cells * layout.channels // config.latent_channels
     pixels = cells * config.factor**2
     return pixels * config.full_size_channels * torch.float32.itemsize * DECODE_MAPS
 

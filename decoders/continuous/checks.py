@@ -76,6 +76,7 @@ def _completed(
         options,
         iterations=options.iterations or layout.iterations,
         diffusion_steps=options.diffusion_steps or model.diffusion_steps,
+        respacing=options.respacing or model.respacing,
         guidance_schedule=options.guidance_schedule or layout.guidance_schedule,
     )
     return replace(settings, continuous=options, draft_length=settings.draft_length or decoder.automatic_length)

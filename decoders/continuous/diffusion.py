@@ -4,6 +4,7 @@ or DDIM (improved DDPM, arXiv 2102.09672; DDIM, 2010.02502)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -44,8 +45,8 @@ class GaussianDiffusion:
     g may leave 0..1, as in the official code.
     """
 
-    def __init__(self, options: ContinuousOptions, steps: int, device: torch.device) -> None:
-        times = kept_times(steps, options.respacing)
+    def __init__(self, options: ContinuousOptions, times: Sequence[int], device: torch.device) -> None:
+        times, steps = list(times), len(times)
         signal = (1 - cosine_betas()).cumprod(0)[times]
         before = torch.cat((torch.ones(1, dtype=torch.float64), signal[:-1]))
         betas = 1 - signal / before

@@ -53,6 +53,6 @@ def guidance_of(growth: GuidanceSchedule, scale: float, bounds: tuple[int, ...],
     """The scale of a step: constant, by the known share after it (MAR), or from 1 in the first to `scale` (xAR)."""
     if growth == "constant":
         return scale
-    last = max(len(bounds) - 2, 1)
-    share = bounds[step + 1] / bounds[-1] if growth == "linear" else step / last
-    return 1 + (scale - 1) * share
+    if growth == "linear":  # at least one position counts as masked, also after the last step
+        return 1 + (scale - 1) * min(bounds[step + 1], bounds[-1] - 1) / bounds[-1]
+    return 1 + (scale - 1) * step / max(len(bounds) - 2, 1)

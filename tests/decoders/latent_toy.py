@@ -40,7 +40,7 @@ class LatentToy:
     depends on those before it.
     """
 
-    name, device, dtype, channels = "toy", torch.device("cpu"), torch.float32, CHANNELS
+    name, device, dtype, channels, respacing = "toy", torch.device("cpu"), torch.float32, CHANNELS, "even"
 
     def __init__(
         self, positions: int = 3, steps: int = 4, bend: float = 0.0, in_order: bool = True, pull: float = 0.5

@@ -158,7 +158,7 @@ def test_the_cosine_schedule_makes_one_position_a_step_where_steps_suffice() -> 
 def test_guidance_grows_as_each_family_lets_it() -> None:
     bounds = cosine_bounds(16, 16)
     assert [guidance_of("constant", 3.0, bounds, step) for step in (0, 15)] == [3.0, 3.0]
-    assert [guidance_of("linear", 3.0, bounds, step) for step in (0, 7, 15)] == [1.125, 2.0, 3.0]
+    assert [guidance_of("linear", 3.0, bounds, step) for step in (0, 7, 14, 15)] == [1.125, 2.0, 2.875, 2.875]
     xar = Schedule.of(LatentLayout((1, 2, 2), 1024, 4, in_order=True), 4, 2.5, "linear-from-one")
     assert xar.guidance == (1.0, 1.5, 2.0, 2.5)
 

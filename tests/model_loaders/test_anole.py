@@ -33,7 +33,7 @@ from tests.model_loaders.chameleon import (
     write,
     write_tokenizer,
 )
-from tests.model_loaders.test_manifests import shapes_of
+from tests.model_loaders.manifests import shapes_of
 
 GUIDANCE = 3.0
 

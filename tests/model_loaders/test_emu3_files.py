@@ -32,7 +32,7 @@ from tests.model_loaders.emu3 import (
     write_tokenizer_json,
     write_with_official_vocabulary,
 )
-from tests.model_loaders.test_manifests import shapes_of
+from tests.model_loaders.manifests import shapes_of
 from tests.model_loaders.test_reading import Marked
 
 

@@ -27,7 +27,7 @@ from speculative_ar.model_loaders.weights import check_fit, needed
 from tests.model_loaders import chameleon
 from tests.model_loaders.chameleon import LUMINA, config_of, names_read, write
 from tests.model_loaders.janus import GOLDEN, OFFICIAL, SIZE, TRANSFORMERS, Weights, load, weights_of
-from tests.model_loaders.test_manifests import MANIFESTS, shapes_of
+from tests.model_loaders.manifests import manifest, shapes_of
 from tests.model_loaders.test_reading import Marked
 
 SIZES = {"1b": (24, 16, 2048, 5632, 102400), "7b": (30, 32, 4096, 11008, 102400)}
@@ -88,7 +88,7 @@ def test_every_published_name_is_taken_or_on_the_list_of_the_skipped(size: str, 
 
 
 def published_config(size: str) -> dict[str, Any]:
-    return json.loads((MANIFESTS / f"janus_pro_{size}.json").read_text(encoding="utf-8"))["_meta"]["config"]
+    return manifest(f"janus_pro_{size}")["_meta"]["config"]
 
 
 def test_what_the_published_configs_say_of_heads() -> None:

@@ -52,7 +52,7 @@ from tests.model_loaders.chameleon import (
     write,
     write_tokenizer,
 )
-from tests.model_loaders.test_manifests import shapes_of
+from tests.model_loaders.manifests import shapes_of
 from tests.model_loaders.test_reading import Marked
 
 GUIDANCE = 4.0

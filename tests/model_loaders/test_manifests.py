@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -13,9 +10,9 @@ from speculative_ar.model_loaders.detect import family_of
 from speculative_ar.model_loaders.llamagen import LlamaGenNetwork
 from speculative_ar.model_loaders.llamagen_files import key_map, read_config
 from speculative_ar.model_loaders.weights import check_fit
+from tests.model_loaders.manifests import shapes_of
 from tests.model_loaders.repacking import repacked
 
-MANIFESTS = Path(__file__).parents[1] / "golden" / "manifests"
 SIZES = {  # layers, heads, dim, ffn: the table of the paper and its code
     "llamagen_B_c2i": (12, 12, 768, 2048),
     "llamagen_L_c2i": (24, 16, 1024, 2816),
@@ -25,11 +22,6 @@ SIZES = {  # layers, heads, dim, ffn: the table of the paper and its code
     "llamagen_XL_t2i_256": (36, 20, 1280, 3584),
     "llamagen_XL_t2i_512": (36, 20, 1280, 3584),
 }
-
-
-def shapes_of(name: str) -> dict[str, tuple[int, ...]]:
-    keys = json.loads((MANIFESTS / f"{name}.json").read_text(encoding="utf-8"))["keys"]
-    return {key: tuple(shape) for key, (shape, _) in keys.items()}
 
 
 def repacked_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -161,16 +161,26 @@ def test_the_container_makes_no_difference(
         assert torch.equal(model.network.state_dict()[name], tensor), name
 
 
-def test_training_file_with_its_namespace(golden_folder: Path, c2i: Any, load: Any) -> None:
-    model = load(golden_folder / "c2i_tiny_train.pt")
+@pytest.fixture
+def training_file(tmp_path: Path, golden_folder: Path, weights: Weights) -> Path:
+    """What LlamaGen's training writes: the weights among an optimizer's state and its arguments."""
+    shutil.copy(golden_folder / "vq_tiny.pt", tmp_path)
+    arguments = argparse.Namespace(gpt_model="tiny", image_size=32)
+    content = {"model": weights, "optimizer": {"state": {}, "param_groups": []}, "steps": 100, "args": arguments}
+    torch.save(content, tmp_path / "c2i_tiny_256.pt")
+    return tmp_path / "c2i_tiny_256.pt"
+
+
+def test_training_file_with_its_namespace(training_file: Path, c2i: Any, load: Any) -> None:
+    model = load(training_file)
     assert torch.equal(model.network.output.weight, c2i.network.output.weight)
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_reading_leaves_the_list_of_safe_classes_as_it_was(golden_folder: Path, load: Any, registered: bool) -> None:
+def test_reading_leaves_the_list_of_safe_classes_as_it_was(training_file: Path, load: Any, registered: bool) -> None:
     with torch.serialization.safe_globals([argparse.Namespace] if registered else []):
         before = set(torch.serialization.get_safe_globals())
-        load(golden_folder / "c2i_tiny_train.pt")
+        load(training_file)
         assert set(torch.serialization.get_safe_globals()) == before
 
 

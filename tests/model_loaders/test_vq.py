@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from speculative_ar.model_loaders.vq import VQConfig, VQDecoder, VQTokenizer
+from tests.model_loaders.manifests import shapes_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamagen"
-MANIFESTS = Path(__file__).parents[1] / "golden" / "manifests"
 BOOKKEEPING = "quantize.codebook_used"
 
 
@@ -69,8 +68,7 @@ def test_the_decoding_half_alone_draws_the_same_picture(
 
 @pytest.mark.parametrize(("name", "factor"), [("llamagen_vq_ds16", 16), ("llamagen_vq_ds8", 8)])
 def test_released_layout(name: str, factor: int) -> None:
-    stored = json.loads((MANIFESTS / f"{name}.json").read_text("utf-8"))["keys"]
-    expected = {key: tuple(shape) for key, (shape, _) in stored.items() if key != BOOKKEEPING}
+    expected = {key: shape for key, shape in shapes_of(name).items() if key != BOOKKEEPING}
     config = VQConfig.from_state_dict(expected)
     module = VQTokenizer(config, device="meta")
     assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == expected
