@@ -3,6 +3,7 @@
     python tools/benchmark.py                                       the bundled demo model
     python tools/benchmark.py --synthetic lumina-80m                random weights in the shape of a bigger model
     python tools/benchmark.py --synthetic lumina-80m --sweep size   the cost against one setting
+    python tools/benchmark.py --continuous                          the bundled pair of continuous models
 
 Every figure of a table comes from one run, and for each (label, seed) pair all decoders run one after the other, so
 that their ratios hold whatever else the machine does.
@@ -34,13 +35,16 @@ from speculative_ar.decoders import DECODERS, Decoder, DecoderOptions, SamplerSe
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DRAFT_LENGTHS = (16, 32, 64)
 DRAFT_MODEL_LENGTHS = (4, 8, 16)  # each draft costs a pass of the small model: longer ones lose more than they save
-PAIRS, SYNTHETIC_PAIRS = 24, 3
+PAIRS, SYNTHETIC_PAIRS, CONTINUOUS_PAIRS = 24, 3, 6
 QUICK_PAIRS, QUICK_LENGTHS, QUICK_DRAFT_MODEL_LENGTHS = 3, (32,), (8,)
 
 
 def main() -> None:
     arguments = parse()
     device = torch.device(arguments.device)
+    if arguments.continuous:
+        continuous(arguments, device)
+        return
     dtype = DTYPES[arguments.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     if arguments.synthetic:
         subject = benchmark_models.synthetic(arguments.synthetic, SHAPES[arguments.synthetic], device, dtype)
@@ -60,6 +64,17 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--quick", action="store_true", help=f"draft length {QUICK_LENGTHS[0]}, {QUICK_PAIRS} pairs, counts alone")
     add("--synthetic", choices=list(SHAPES), help="random weights of this shape (lumina-7b: for a GPU)")
+    add(
+        "--continuous",
+        action="store_true",
+        help="the models of continuous tokens; float32, other options: --pairs, --cfg",
+    )
+    add(
+        "--pictures",
+        type=int,
+        default=288,
+        help="--continuous: pictures a row for its distance, 0 for none, default 288",
+    )
     add("--sweep", action="append", choices=list(SWEEPS), help="the cost against this, in place of the decoders' table")
     add("--decoder", action="append", choices=list(DECODERS), help="measure this one beside ar")
     add("--draft-length", action="append", type=positive, metavar="W", help=f"default {DRAFT_LENGTHS}")
@@ -78,9 +93,8 @@ def parse() -> argparse.Namespace:
         parser.error("the demo model draws one size only: --sweep size needs --synthetic")
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch sees no CUDA GPU here: leave out --device, or use a CUDA build of torch")
-    arguments.pairs = arguments.pairs or (
-        QUICK_PAIRS if arguments.quick else SYNTHETIC_PAIRS if arguments.synthetic else PAIRS
-    )
+    fewer = CONTINUOUS_PAIRS if arguments.continuous else SYNTHETIC_PAIRS if arguments.synthetic else PAIRS
+    arguments.pairs = arguments.pairs or (QUICK_PAIRS if arguments.quick else fewer)
     return arguments
 
 
@@ -90,6 +104,21 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return value
+
+
+def continuous(arguments: argparse.Namespace, device: torch.device) -> None:
+    """Prints the table of the continuous models."""
+    import benchmark_continuous
+
+    base = SamplerSettings(guidance_scale=arguments.cfg)
+    rows = benchmark_continuous.measure(benchmark_continuous.demo(device), base, arguments.pairs, arguments.pictures)
+    print(benchmark_continuous.table(rows))
+    print(
+        f"\nMeans over {arguments.pairs} pictures, distances over {arguments.pictures}; demo continuous, "
+        f"cfg {arguments.cfg:g}, float32, {device.type}."
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps([row.to_json() for row in rows], indent=2), encoding="utf-8")
 
 
 def settings_of(arguments: argparse.Namespace) -> SamplerSettings:

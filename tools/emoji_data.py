@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,14 +81,15 @@ NEVER_MIRRORED = ("flag", "clock", "zodiac sign", "number", "medal")
 
 @dataclass(frozen=True)
 class EmojiPictures:
-    """Pictures as premultiplied RGBA float32 [N, 4, 64, 64] in 0..1, and the label index of each [N]."""
+    """Pictures as premultiplied RGBA float32 [N, 4, 64, 64] in 0..1, and of each the index [N] among the names."""
 
     pixels: Tensor
     labels: Tensor
+    names: tuple[str, ...]
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Augmented pictures [count, 3, 64, 64] in -1..1 on tinted grounds, and labels [count], each equally often."""
-        wanted = torch.randint(len(LABELS), (count,), generator=generator)
+        wanted = torch.randint(len(self.names), (count,), generator=generator)
         order = torch.rand(count, len(self.labels), generator=generator)
         order[wanted[:, None] != self.labels] = -1
         chosen = order.argmax(dim=1)
@@ -98,7 +100,7 @@ class EmojiPictures:
     def _moved(self, pixels: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         count = len(pixels)
         shrink = 1.0 + 0.16 * torch.rand(count, generator=generator)
-        fixed = torch.isin(labels, torch.tensor([list(LABELS).index(name) for name in NEVER_MIRRORED]))
+        fixed = torch.tensor([name in NEVER_MIRRORED for name in self.names])[labels]
         mirror = torch.where(fixed | (torch.rand(count, generator=generator) < 0.5), 1.0, -1.0)
         theta = torch.zeros(count, 2, 3)
         theta[:, 0, 0], theta[:, 1, 1] = shrink * mirror, shrink
@@ -120,18 +122,19 @@ def grounds(count: int, generator: torch.Generator) -> Tensor:
     return start + (end - start) * ramp[:, None]
 
 
-def load_pictures() -> EmojiPictures:
-    """Fetches the package on first use and reads the pictures of every label."""
+def load_pictures(names: Sequence[str] = tuple(LABELS)) -> EmojiPictures:
+    """Fetches the package on first use and reads the pictures of the labels named."""
     package = fetch()
     emoji = [e for e in json.loads((package / "emoji.json").read_text("utf-8")) if e["has_img_google"]]
     pixels, labels = [], []
-    for index, rule in enumerate(LABELS.values()):
-        for file in files_of(rule, emoji):
+    for index, name in enumerate(names):
+        for file in files_of(LABELS[name], emoji):
             with Image.open(package / "img" / "google" / "64" / file) as picture:
                 rgba = np.asarray(picture.convert("RGBA"), dtype=np.float32) / 255
             pixels.append(np.concatenate((rgba[..., :3] * rgba[..., 3:], rgba[..., 3:]), axis=-1))
             labels.append(index)
-    return EmojiPictures(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels))
+    planes = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+    return EmojiPictures(planes, torch.tensor(labels), tuple(names))
 
 
 def files_of(rule: str, emoji: list[dict]) -> list[str]:

@@ -6,20 +6,16 @@ the pictures). It takes under an hour on two cores, prints its losses and leaves
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from emoji_data import LABELS, EmojiPictures, load_pictures
 from pack import register
+from training import BUNDLED, ROOT, Descent, Log, chosen_stages, half_precision, picture_loss, save_sheet, store
 
 register()
 
@@ -30,8 +26,6 @@ from speculative_ar.model_loaders.rotary import grid_rotary_table  # noqa: E402
 from speculative_ar.model_loaders.transformer import TransformerConfig  # noqa: E402
 from speculative_ar.model_loaders.vq import VQConfig, VQTokenizer  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
-BUNDLED = ROOT / "model_loaders" / "bundled"
 GRID = 16
 TOKENIZER_FILE = "demo-tokens-vq"
 CODES = 512
@@ -95,19 +89,6 @@ def draw_codes(latents: Tensor, vectors: Tensor, temperature: float, generator: 
     return (latents @ vectors.T / temperature - (-uniform.log()).log()).argmax(dim=-1)
 
 
-def picture_loss(made: Tensor, wanted: Tensor, colour_weight: float) -> Tensor:
-    """Mean absolute error of pixels and of their differences, which keeps edges sharp; squared error of 4 x 4 means."""
-    loss = F.l1_loss(made, wanted)
-    for dim in (2, 3):
-        loss = loss + F.l1_loss(made.diff(dim=dim), wanted.diff(dim=dim))
-    return loss + colour_weight * F.mse_loss(F.avg_pool2d(made, 4), F.avg_pool2d(wanted, 4))
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: int = 50) -> float:
-    """Linear warm-up, then linear decay to zero."""
-    return peak * min((step + 1) / warmup, (steps - step) / (steps - warmup), 1.0)
-
-
 def place_codes(tokenizer: VQTokenizer, pictures: EmojiPictures, generator: torch.Generator) -> None:
     """Sets the code vectors by spherical k-means over latents of 512 pictures."""
     batches = [pictures.sample(64, generator)[0] for _ in range(8)]
@@ -137,6 +118,7 @@ def train_vq_round(tokenizer: VQTokenizer, plan: Round, pictures: EmojiPictures)
     generator = torch.Generator().manual_seed(plan.seed)
     tokenizer.requires_grad_(True)
     optimizer = torch.optim.AdamW(tokenizer.parameters(), lr=plan.rate, betas=(0.9, 0.98), weight_decay=1e-4)
+    descend = Descent(tokenizer, plan.steps, optimizer)
     log = Log("tokenizer", plan.steps)
     for step in range(plan.steps):
         if step == plan.free:
@@ -144,9 +126,8 @@ def train_vq_round(tokenizer: VQTokenizer, plan: Round, pictures: EmojiPictures)
         if step == plan.free + plan.joint:
             for part in (tokenizer.encoder, tokenizer.quant_conv, tokenizer.quantize):
                 part.requires_grad_(False)
-        optimizer.param_groups[0]["lr"] = learning_rate(step, plan.steps, plan.rate)
         batch, _ = pictures.sample(VQ_BATCH, generator)
-        with torch.autocast("cpu", torch.bfloat16):
+        with half_precision():
             latents = tokenizer.latents(batch).float()
             if step < plan.free:
                 vectors, matching = noisy(latents, plan.latent_noise, generator), torch.zeros(())
@@ -154,10 +135,7 @@ def train_vq_round(tokenizer: VQTokenizer, plan: Round, pictures: EmojiPictures)
                 vectors, matching = quantised(tokenizer, latents, generator)
             made = tokenizer.decode_vectors(vectors)
         pixels = picture_loss(made.float(), batch, plan.colour_weight)
-        optimizer.zero_grad(set_to_none=True)
-        (pixels + matching).backward()
-        nn.utils.clip_grad_norm_(tokenizer.parameters(), 1.0)
-        optimizer.step()
+        descend(step, pixels + matching)
         log(step, pixel_loss=pixels, code_loss=matching)
 
 
@@ -220,7 +198,9 @@ def train_transformer(plan: TransformerPlan, views: Views) -> LlamaGenNetwork:
         nn.init.normal_(layer.weight, std=0.02)
     matrices = [weight for weight in network.layers.parameters() if weight.ndim == 2]
     vectors = [weight for name, weight in network.named_parameters() if weight.ndim == 1 or "layers" not in name]
-    optimizers = (
+    descend = Descent(
+        network,
+        plan.steps,
         torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(vectors, lr=plan.vector_rate, betas=(0.9, 0.95), weight_decay=0.01),
     )
@@ -228,27 +208,12 @@ def train_transformer(plan: TransformerPlan, views: Views) -> LlamaGenNetwork:
     rotary = (table[0][:-1], table[1][:-1])
     log = Log(plan.file, plan.steps)
     for step in range(plan.steps):
-        for optimizer, peak in zip(optimizers, (plan.matrix_rate, plan.vector_rate), strict=True):
-            optimizer.param_groups[0]["lr"] = learning_rate(step, plan.steps, peak)
-            optimizer.zero_grad(set_to_none=True)
         codes, labels = views.sample(plan.batch, generator)
-        with torch.autocast("cpu", torch.bfloat16):
+        with half_precision():
             loss = token_loss(network, codes, labels, rotary)
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        descend(step, loss)
         log(step, token_loss=loss)
     return network.eval().requires_grad_(False)
-
-
-def store(module: nn.Module, file: str, **metadata: object) -> None:
-    """Writes half-precision weights to the bundled folder; the loader reads the metadata as JSON."""
-    weights = {key: value.half().contiguous() for key, value in official_weights(module).items()}
-    path = BUNDLED / f"{file}.safetensors"
-    save_file(weights, path, metadata={key: json.dumps(value) for key, value in metadata.items()})
-    parameters = sum(value.numel() for value in weights.values())
-    print(f"{path.name}: {parameters:,} parameters, {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
 def official_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -265,8 +230,8 @@ def official_weights(module: nn.Module) -> dict[str, Tensor]:
 def store_transformer(plan: TransformerPlan, network: LlamaGenNetwork) -> None:
     """Adds what the shapes do not tell: heads, grid, label names, display name and the tokenizer's file."""
     store(
-        network,
-        plan.file,
+        BUNDLED / f"{plan.file}.safetensors",
+        official_weights(network),
         heads=plan.config.heads,
         grid=[GRID, GRID],
         labels=list(LABELS),
@@ -275,19 +240,12 @@ def store_transformer(plan: TransformerPlan, network: LlamaGenNetwork) -> None:
     )
 
 
-def contact_sheet(path: Path, guidance: float = 3.0, columns: int = 6) -> None:
+def contact_sheet(guidance: float = 3.0, columns: int = 6) -> None:
     """Draws a row of pictures for each label with the finished target model, in LABELS' order."""
     model = load(BUNDLED / f"{TARGET.file}.safetensors", dtype=torch.float32)
-    rows = []
-    for label in LABELS:
-        settings = SamplerSettings(decoder="scd-gumbel", batch_size=columns, guidance_scale=guidance)
-        rows.append(torch.cat(generate(model, model.class_label(label), settings).decode().unbind(), dim=1))
-    half = (len(rows) + 1) // 2
-    rows += [torch.ones_like(rows[0])] * (2 * half - len(rows))
-    sheet = torch.cat((torch.cat(rows[:half]), torch.cat(rows[half:])), dim=1)
-    path.parent.mkdir(exist_ok=True)
-    Image.fromarray((sheet * 255).round().byte().numpy()).save(path)
-    print(f"contact sheet: {path}", flush=True)
+    settings = SamplerSettings(decoder="scd-gumbel", batch_size=columns, guidance_scale=guidance)
+    batches = [generate(model, model.class_label(label), settings).decode() for label in LABELS]
+    save_sheet(ROOT / "output" / "demo-models.png", batches)
 
 
 def read_tokenizer() -> VQTokenizer:
@@ -298,41 +256,19 @@ def read_tokenizer() -> VQTokenizer:
     return tokenizer.eval().requires_grad_(False)
 
 
-class Log:
-    """Prints running means every fifty steps."""
-
-    def __init__(self, name: str, steps: int) -> None:
-        self.name, self.steps, self.started = name, steps, time.monotonic()
-        self.sums: dict[str, float] = {}
-
-    def __call__(self, step: int, **losses: Tensor) -> None:
-        for name, value in losses.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.item() / 50
-        if (step + 1) % 50 == 0:
-            means = "  ".join(f"{name} {value:.4f}" for name, value in self.sums.items())
-            print(f"{self.name} {step + 1}/{self.steps}  {means}  {time.monotonic() - self.started:.0f} s", flush=True)
-            self.sums = {}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    stages = ("tokenizer", "target", "draft", "sheet")
-    parser.add_argument("--only", nargs="+", choices=stages, default=stages, help="stages to run; others are kept")
-    parser.add_argument("--threads", type=int, default=2)
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    BUNDLED.mkdir(exist_ok=True)
+    stages = chosen_stages(__doc__, ("tokenizer", "target", "draft", "sheet"))
     pictures = load_pictures()
     print(f"{len(pictures.labels)} pictures, {len(LABELS)} labels", flush=True)
-    if "tokenizer" in chosen.only:
-        store(train_vq(pictures), TOKENIZER_FILE)
-    plans = [plan for stage, plan in (("target", TARGET), ("draft", DRAFT)) if stage in chosen.only]
+    if "tokenizer" in stages:
+        store(BUNDLED / f"{TOKENIZER_FILE}.safetensors", train_vq(pictures).state_dict())
+    plans = [plan for stage, plan in (("target", TARGET), ("draft", DRAFT)) if stage in stages]
     if plans:
         views = encode_views(read_tokenizer(), pictures)
         for plan in plans:
             store_transformer(plan, train_transformer(plan, views))
-    if "sheet" in chosen.only:
-        contact_sheet(ROOT / "output" / "demo-models.png")
+    if "sheet" in stages:
+        contact_sheet()
 
 
 if __name__ == "__main__":
