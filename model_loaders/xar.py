@@ -23,6 +23,8 @@ CELLS = 2  # along each side of a picture
 _ROPE_BASE = 10_000
 _TIMES = 1000  # the network is told whole thousandths
 
+KeysValues = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class XARConfig:
@@ -50,9 +52,9 @@ class Attention(nn.Module):
         self.qkv = operations.Linear(config.width, 3 * config.width, **factory)
         self.proj = operations.Linear(config.width, config.width, **factory)
 
-    def forward(self, x: Tensor, seen: Surroundings, layer: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, seen: Surroundings, layer: int) -> tuple[Tensor, KeysValues]:
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        query, key = (rotate(part, seen.cos, seen.sin, "interleaved") for part in (query, key))
+        query, key = (rotate(part, *seen.turns, "interleaved") for part in (query, key))
         keys, values = (torch.cat(parts, dim=1) for parts in zip(*(*seen.before(layer), (key, value)), strict=True))
         return self.proj(attend(query, keys, values, seen.visible).flatten(-2)), (key, value)
 
@@ -77,7 +79,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, operations, **factory)
         self.ada_lin = nn.Sequential(nn.SiLU(), operations.Linear(config.width, 6 * config.width, **factory))
 
-    def forward(self, x: Tensor, said: Tensor, seen: Surroundings, layer: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, said: Tensor, seen: Surroundings, layer: int) -> tuple[Tensor, KeysValues]:
         gate_a, gate_m, scale_a, scale_m, shift_a, shift_m = self.ada_lin(said).chunk(6, dim=-1)
         mixed, cached = self.attn(plain_norm(x) * (1 + scale_a) + shift_a, seen, layer)
         x = x + gate_a * mixed
@@ -89,16 +91,13 @@ def plain_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
 
 
-KeysValues = tuple[Tensor, Tensor]
-
-
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What the T rows of a call see beside themselves. cos, sin: their rotations, [R or 1, T, hd/2]. visible: bool
-    [R, T, P + T] over the cells before and the rows; cells: keys and values [R, P, H, hd] of each block."""
+    """What the T rows of a call see beside themselves. turns: cos and sin of their rotations, [R or 1, T, hd/2].
+    visible: bool [R, T, P + T] over the cells before and the rows; cells: keys and values [R, P, H, hd] of each block.
+    """
 
-    cos: Tensor
-    sin: Tensor
+    turns: KeysValues
     visible: Tensor
     cells: tuple[KeysValues, ...] = ()
 
@@ -167,6 +166,11 @@ class CellFeatures:
     visible: Tensor
 
 
+def repeated(cells: tuple[KeysValues, ...], count: int) -> tuple[KeysValues, ...]:
+    """Keys and values of each row, count times after one another."""
+    return tuple((keys.repeat_interleave(count, 0), values.repeat_interleave(count, 0)) for keys, values in cells)
+
+
 class XARSession:
     """Implements decoders.interface.LatentSession. A token is a cell, its numbers channel, row and column."""
 
@@ -189,15 +193,15 @@ class XARSession:
         cells = torch.arange(length, device=tokens.device) // size
         before = self._clean(tokens[:, :longest], cells) if longest else ()
         visible = (cells < known[:, None]).repeat(self.streams, 1).repeat_interleave(count, dim=0)
-        pairs = tuple(tuple(part.repeat_interleave(count, dim=0) for part in pair) for pair in before)
-        return CellFeatures(asked.flatten(), pairs, visible)
+        return CellFeatures(asked.flatten(), repeated(before, count), visible)
 
     def _clean(self, tokens: Tensor, cells: Tensor) -> tuple[KeysValues, ...]:
         """Keys and values of finished cells [R, P, C], each of which sees itself and those before it."""
         places = torch.arange(len(cells), device=tokens.device)
         latents = self._latents(tokens).flatten(1, 2).repeat(self.streams, 1, 1)
         causal = (cells[:, None] >= cells).expand(len(latents), -1, -1)
-        seen = Surroundings(*(turn[None, : len(cells)] for turn in self.turns), causal)
+        cos, sin = (turn[None, : len(cells)] for turn in self.turns)
+        seen = Surroundings((cos, sin), causal)
         now = torch.zeros(len(latents), device=tokens.device)
         return tuple(self.network(latents, places[None], self._said(now), seen)[1])
 
@@ -210,17 +214,16 @@ class XARSession:
         places = places.repeat_interleave(states, dim=0).repeat(self.streams, 1)
         before = features.visible.repeat_interleave(states, dim=0)[:, None].expand(-1, size, -1)
         visible = torch.cat((before, before.new_ones(rows, size, size)), dim=-1)
-        cells = tuple(tuple(part.repeat_interleave(states, dim=0) for part in pair) for pair in features.before)
-        seen = Surroundings(*(turn[places] for turn in self.turns), visible, cells)
+        cos, sin = (turn[places] for turn in self.turns)
+        seen = Surroundings((cos, sin), visible, repeated(features.before, states))
         velocity = self.network(latents, places, self._said(time.flatten().repeat(self.streams)), seen)[0].float()
         streams = velocity.transpose(1, 2).reshape(self.streams, *x.shape)
         return streams[0] if self.streams == 1 else streams[1] + guidance[:, None, None] * (streams[0] - streams[1])
 
     def _said(self, time: Tensor) -> Tensor:
         """[G * n, 1, D]: each stream's class and the times [G * n] of its rows."""
-        classes = (
-            self.network.class_emb(self.classes).to(self.dtype).repeat_interleave(len(time) // self.streams, dim=0)
-        )
+        classes = self.network.class_emb(self.classes).to(self.dtype)
+        classes = classes.repeat_interleave(len(time) // self.streams, dim=0)
         return (classes + self.network.time_embed((_TIMES * time).trunc(), self.dtype))[:, None]
 
     def _latents(self, cells: Tensor) -> Tensor:
@@ -242,8 +245,8 @@ class XAR(ClassLatentModel):
         deterministic = options.diffusion_sampler == "ddim"
         if deterministic and options.eta:
             raise ValueError(
-                f"{self.name} walks a flow, of which eta {options.eta:g} is no part: choose eta 0 for its path without "
-                "noise, or ddpm for the one with noise."
+                f"{self.name} walks a flow, of which eta is no part, and eta is {options.eta:g}: choose 0 for its path "
+                "without noise, or ddpm for the one with noise."
             )
         return StraightFlow(options.diffusion_steps or self.diffusion_steps, deterministic, self.device)
 
@@ -256,6 +259,5 @@ class XAR(ClassLatentModel):
         """See LatentModel.memory_required; here the keys and values of the cells before come on top, twice."""
         config, rows = self.network.config, (2 if guided else 1) * batch_size * contexts
         cached = 2 * (config.depth + config.decoder_depth) * (CELLS**2 - 1) * config.cell * config.width
-        return (
-            super().memory_required(condition, batch_size, guided, contexts) + 2 * rows * cached * self.dtype.itemsize
-        )
+        activations = super().memory_required(condition, batch_size, guided, contexts)
+        return activations + 2 * rows * cached * self.dtype.itemsize
