@@ -12,6 +12,7 @@ from .checkpoint_files import Checkpoint, file_sets
 from .companions import is_vq
 from .emu3_files import is_emu3, is_emu3_vq, load_emu3
 from .errors import CheckpointError
+from .harmon_files import is_harmon, load_harmon
 from .janus_files import is_janus, load_janus
 from .kl_vae import is_kl_vae
 from .llamagen_files import is_c2i, is_t2i, load_llamagen
@@ -38,6 +39,7 @@ FAMILIES = (
     Family("Anole", is_anole, load_anole),
     Family("Lumina-mGPT", is_lumina, load_lumina),
     Family("Emu3", is_emu3, load_emu3),
+    Family("Harmon", is_harmon, load_harmon),
     Family("MAR", is_mar, load_mar),
     Family("xAR", is_xar, load_xar),
 )

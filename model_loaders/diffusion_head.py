@@ -90,6 +90,11 @@ class DiffusionHead(nn.Module):
             h = block(h, said)
         return self.final_layer(h, said)
 
+    def guided(self, x: Tensor, time: Tensor, conditions: Tensor, guidance: Tensor) -> Tensor:
+        """States [M, K, C] at times [M, K] under each stream's conditions [G, M, width] -> one output, [M, K, 2C]."""
+        states = x.expand(len(conditions), -1, -1, -1)
+        return guided_noise(self(states, time.expand(states.shape[:-1]), conditions[:, :, None]), guidance)
+
 
 def guided_noise(output: Tensor, guidance: Tensor) -> Tensor:
     """Outputs [G, M, K, 2C] of the streams -> [M, K, 2C]: noise guided by [M], the conditional stream's variance."""

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..decoders.interface import LatentLayout, Respacing
+from ..decoders.continuous.diffusion import GaussianDiffusion, kept_times
+from ..decoders.interface import ContinuousOptions, LatentLayout, Respacing, ReverseProcess
 from .class_labels import ClassCondition, ClassLabels
 from .kl_vae import LATENT_CHANNELS
 
@@ -47,6 +48,11 @@ class LatentModel:
     def layout(self, condition: Any) -> LatentLayout:
         """See ContinuousModel.layout; raises ValueError for another family's condition."""
         raise NotImplementedError
+
+    def process(self, options: ContinuousOptions) -> ReverseProcess:
+        """See ContinuousModel.process; here that of a diffusion head."""
+        times = kept_times(options.diffusion_steps or self.diffusion_steps, options.respacing or self.respacing)
+        return GaussianDiffusion(options, times, self.device)
 
     def memory_required(self, condition: Any, batch_size: int, guided: bool, contexts: int) -> int:
         """Bytes that a pass over so many contexts of each picture takes, beside the weights."""

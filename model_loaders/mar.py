@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..decoders.continuous.diffusion import GaussianDiffusion, kept_times
-from ..decoders.interface import ContinuousOptions
 from .class_labels import ClassCondition
-from .diffusion_head import DiffusionHead, HeadConfig, guided_noise
+from .diffusion_head import DiffusionHead, HeadConfig
 from .latent_model import ClassLatentModel
 
 EPSILON = 1e-6
@@ -200,8 +198,7 @@ class MARSession:
 
     def denoise(self, x: Tensor, time: Tensor, features: Tensor, guidance: Tensor) -> Tensor:
         """See LatentSession.denoise."""
-        states = x.expand(len(features), -1, -1, -1)
-        return guided_noise(self.network.head(states, time.expand(states.shape[:-1]), features[:, :, None]), guidance)
+        return self.network.head.guided(x, time, features, guidance)
 
     def close(self) -> None:
         """See LatentSession.close: a session holds nothing."""
@@ -212,11 +209,6 @@ class MAR(ClassLatentModel):
 
     network: MARNetwork
     family = "mar"
-
-    def process(self, options: ContinuousOptions) -> GaussianDiffusion:
-        """See ContinuousModel.process."""
-        times = kept_times(options.diffusion_steps or self.diffusion_steps, options.respacing or self.respacing)
-        return GaussianDiffusion(options, times, self.device)
 
     def latent_session(self, condition: Any, batch_size: int, guided: bool) -> MARSession:  # noqa: ARG002
         """See ContinuousModel.latent_session."""

@@ -73,9 +73,9 @@ def read_config(shapes: Shapes, stated: Mapping[str, Any], title: str) -> MARCon
     )
 
 
-def count(shapes: Shapes, pattern: str) -> int:
+def count(names: Iterable[str], pattern: str) -> int:
     """How many different numbers the names have where the pattern has its group."""
-    return len({found[1] for name in shapes if (found := re.match(pattern, name))})
+    return len({found[1] for name in names if (found := re.match(pattern, name))})
 
 
 def read_heads(width: int, stated: int | None, title: str) -> int:

@@ -1,14 +1,14 @@
 """The one decoder-only transformer behind every token family; a family is a configuration, a key map and a prompt.
 
-No biases, SwiGLU, one projection for query, key and value and one for gate and up. Module names follow LlamaGen's
-checkpoints. Every parameter sits on a leaf layer made by `operations`: ComfyUI streams those layers when a model does
-not fit.
+SwiGLU, no biases but Qwen2's, one projection for query, key and value and one for gate and up. Module names follow
+LlamaGen's checkpoints. Every parameter sits on a leaf layer made by `operations`: ComfyUI streams those layers when a
+model does not fit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,8 @@ class TransformerConfig:
 
     ffn_dim: width inside the SwiGLU. vocabulary: rows of the embedding. kv_heads: key and value heads, 0 for as many as
     heads. rope_pairing: which channels turn together. qk_norm: whether each head's query and key are normalised (mean
-    and variance, with scale and bias). norm_after: whether a block norms its branches' outputs and not their inputs.
+    and variance, with scale and bias). qkv_bias: whether the projection to query, key and value has one. norm_after:
+    whether a block norms its branches' outputs and not their inputs.
     """
 
     layers: int
@@ -36,6 +37,7 @@ class TransformerConfig:
     kv_heads: int = 0
     rope_pairing: RotaryPairing = "interleaved"
     qk_norm: bool = False
+    qkv_bias: bool = False
     norm_after: bool = False
 
     @property
@@ -46,6 +48,13 @@ class TransformerConfig:
     def cached_heads(self) -> int:
         """Heads of the key-value cache."""
         return self.kv_heads or self.heads
+
+
+class Cache(Protocol):
+    """What gives a pass's attention the keys and values of earlier ones."""
+
+    def write(self, layer: int, cached: CachedRows, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes in key and value [R, T, H, hd]; returns all that the layer's queries look at, [R, S, H, hd]."""
 
 
 class KeyValueCache:
@@ -86,7 +95,7 @@ class KeyValueCache:
 class CachedRows:
     """Where a pass writes and what it sees: rows LongTensor [R, 1], slots LongTensor [R, T], visible bool [R, T, S]."""
 
-    cache: KeyValueCache
+    cache: Cache
     rows: Tensor
     slots: Tensor
     visible: Tensor
@@ -125,7 +134,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         self.sizes = [heads * config.head_dim for heads in (config.heads, config.cached_heads, config.cached_heads)]
-        self.wqkv = operations.Linear(config.dim, sum(self.sizes), bias=False, **factory)
+        self.wqkv = operations.Linear(config.dim, sum(self.sizes), bias=config.qkv_bias, **factory)
         self.wo = operations.Linear(self.sizes[0], config.dim, bias=False, **factory)
         # Group normalisation with a group per head is layer normalisation per head with a scale and bias for each.
         if config.qk_norm:

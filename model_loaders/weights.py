@@ -19,7 +19,8 @@ _NEEDLESS = re.compile(
 )
 
 _BLOCK_MATRIX = re.compile(
-    r"^(?:layers\.\d+\.(?:attention|feed_forward)\.w\w+|(?:en|de)coder_blocks\.\d+\.(?:attn|mlp)\.\w+)\.weight$"
+    r"^(?:llm\.|mar\.)?"
+    r"(?:layers\.\d+\.(?:attention|feed_forward)\.w\w+|(?:en|de)coder_blocks\.\d+\.(?:attn|mlp)\.\w+)\.weight$"
 )
 
 Sources = Mapping[str, Sequence[str]]
