@@ -22,8 +22,9 @@ from comfyui_client import Client
 from speculative_ar.model_loaders.llamagen import LlamaGenConfig, LlamaGenNetwork
 from speculative_ar.model_loaders.transformer import TransformerConfig
 from speculative_ar.model_loaders.vq import VQConfig, VQTokenizer
+from speculative_ar.model_loaders.xar import XARConfig, XARNetwork
 from tests.comfyui.tiny import unfused
-from tests.model_loaders import chameleon, emu3, janus
+from tests.model_loaders import chameleon, continuous, emu3, janus
 from tests.model_loaders.tiny_t5 import save_t5
 from workflow import to_graph
 
@@ -74,6 +75,28 @@ def write_emu3(folder: Path) -> None:
     shutil.copytree(emu3.VQ, folder / "Emu3-VisionTokenizer")
 
 
+def write_mar(folder: Path) -> None:
+    continuous.save(folder / "mar-huge.safetensors", continuous.mar_weights(), **continuous.HEADS)
+    shutil.copy(continuous.VAE, folder / "kl16.ckpt")
+
+
+def write_xar(folder: Path) -> None:
+    """A width that tells the heads, one block a side; the tables as the authors' file keeps them."""
+    torch.manual_seed(0)
+    network = XARNetwork(XARConfig(768, 1, 1, heads=12, mlp_width=64, side=8, classes=1000))
+    weights = network.state_dict()
+    for part in ("encoder", "decoder"):
+        weights[f"{part}_pos_embed_learned"] = weights.pop(f"{part}_positions.weight")[None]
+    torch.save(dict(weights), folder / "xAR-H.pth")
+
+
+def write_harmon(folder: Path) -> None:
+    model = folder / "Harmon-0_5B"
+    model.mkdir()
+    continuous.save_harmon(model, **continuous.HARMON_HEADS)
+    continuous.write_tokenizer(model)
+
+
 def write_config(model: Path, **changed: Any) -> None:
     path = model / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -88,7 +111,11 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], dict[str, Any], tuple[int, int
     "lumina_mgpt": (write_lumina, {"width": 128, "height": 128}, (128, 128)),
     "anole": (write_anole, {"draft_length": 16}, (64, 64)),
     "emu3": (write_emu3, {"width": 0, "height": 0, "top_k": 0}, (80, 80)),
+    "mar": (write_mar, {"label": "7"}, (8, 8)),
+    "xar": (write_xar, {}, (32, 32)),
+    "harmon": (write_harmon, {}, (16, 16)),
 }
+CONTINUOUS = {"mar", "xar", "harmon"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,10 +144,10 @@ def test_a_familys_template_makes_its_picture(client: Client, name: str) -> None
     low, high = picture.convert("L").getextrema()
     assert low < high
     (shown,) = run.shown[sampler]["speculativear"]
-    assert shown["promise"] == "seed-exact"
+    assert shown["promise"] == ("lossless" if name in CONTINUOUS else "seed-exact")
     assert shown["forward_passes"] <= shown["free_positions"]
-    prompt = next((entry["inputs"]["text"] for entry in graph.values() if "text" in entry["inputs"]), "class 207")
-    assert prompt in shown["prompt"]
+    said = {key: value for entry in graph.values() for key, value in entry["inputs"].items()}
+    assert said.get("text", f"class {said.get('label')}") in shown["prompt"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from speculative_ar import model_loaders
@@ -21,12 +21,11 @@ from speculative_ar.model_loaders.harmon import HarmonCondition, HarmonNetwork, 
 from speculative_ar.model_loaders.harmon_files import key_map, read_config, reshapes
 from speculative_ar.model_loaders.mar import Seen
 from speculative_ar.model_loaders.weights import _BLOCK_MATRIX, check_fit
-from tests.model_loaders.continuous import GOLDEN, VAE
+from tests.model_loaders.continuous import GOLDEN, HARMON, VAE, save_harmon, write_tokenizer
+from tests.model_loaders.continuous import HARMON_HEADS as HEADS
 from tests.model_loaders.golden_noise import GoldenNoise, golden_run
 from tests.model_loaders.manifests import shapes_of
 
-FILE = GOLDEN / "harmon" / "harmon_tiny.pth"
-HEADS = {"heads": 4, "language_heads": 4}
 OFFICIAL = ContinuousOptions(diffusion_steps=10, respacing="strided", iterations=16)
 RUNS = {
     "run_a": ({}, {}),
@@ -47,7 +46,7 @@ def golden() -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def harmon() -> Any:
-    return model_loaders.load(FILE, overrides=HEADS, vq_path=VAE)
+    return model_loaders.load(HARMON, overrides=HEADS, vq_path=VAE)
 
 
 def condition_of(golden: dict[str, Tensor], image: int, grid: tuple[int, int] = (4, 4)) -> HarmonCondition:
@@ -130,33 +129,15 @@ def test_the_family_and_the_authors_settings(harmon: Any, golden: dict[str, Tens
     assert (layout.guidance_schedule, harmon.diffusion_steps, harmon.respacing) == ("constant", 100, "even")
 
 
-def save_transformers_layout(folder: Path) -> Path:
-    """As in wusize/Harmon-0_5B: safetensors with the VAE inside and the text head as a tensor of its own."""
-    weights = {name: value.clone() for name, value in torch.load(FILE, weights_only=True).items()}
-    vae = torch.load(VAE, weights_only=True)
-    weights |= {f"vae.{name}": value.clone() for name, value in vae.get("model", vae).items()}
-    save_file(weights, folder / "model.safetensors")
-    return folder
-
-
-def save_tokenizer(path: Path) -> None:
-    """Every letter a token, and the marks of a turn."""
-    letters = {chr(code): code - 32 for code in range(32, 127)} | {"\u010a": 95}
-    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token=" "))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
-    tokenizer.save(str(path))
-
-
 def test_the_other_layout_brings_its_vae_and_reads_prompts(tmp_path: Path, harmon: Any) -> None:
-    folder = save_transformers_layout(tmp_path)
-    save_tokenizer(folder / "tokenizer.json")
+    folder = save_harmon(tmp_path)
+    write_tokenizer(folder)
     model = model_loaders.load(folder, overrides=HEADS)
     assert torch.equal(model.vae.decoder.conv_in.weight, harmon.vae.decoder.conv_in.weight)
     ours, theirs = model.network.state_dict(), harmon.network.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     condition = model.prompt("a fox", width=12, height=8)
-    begin, end = 96, 97
+    begin, end = 95, 96
     assert condition.grid == (4, 6) and condition.ids[0] == begin and condition.ids.count(end) == 1
     assert condition.text == "<|im_start|>user\nGenerate an image: a fox<|im_end|>\n<|im_start|>assistant\n"
     assert condition.unconditional == model.prompt("another").unconditional
@@ -176,10 +157,10 @@ def test_bad_input_is_one_sentence(harmon: Any, tmp_path: Path, golden: dict[str
     with pytest.raises(ValueError, match="ids go beyond the 128"):
         harmon.layout(HarmonCondition((128,), (1,), (4, 4)))
     with pytest.raises(CheckpointError, match="state `language_heads`"):
-        model_loaders.load(FILE, overrides={"heads": 4}, with_vq=False)
+        model_loaders.load(HARMON, overrides={"heads": 4}, with_vq=False)
     with pytest.raises(CheckpointError, match="The size 40 is none"):
-        model_loaders.load(FILE, overrides={**HEADS, "size": 40}, vq_path=VAE)
-    folder = save_transformers_layout(tmp_path)
+        model_loaders.load(HARMON, overrides={**HEADS, "size": 40}, vq_path=VAE)
+    folder = save_harmon(tmp_path)
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(folder / "tokenizer.json"))
     with pytest.raises(CheckpointError, match=r"lacks <\|im_start\|>"):
         model_loaders.load(folder, overrides=HEADS)
