@@ -167,6 +167,9 @@ class ReverseProcess(Protocol):
     def predict(self, output: Tensor, x: Tensor, step: Tensor) -> Tensor:
         """The part of a network's output [..., P] at x [..., C] that a later step can go by as well: [..., Q]."""
 
+    def guess(self, x: Tensor) -> Tensor:
+        """What stands for a prediction before the network said anything, of states x [..., C]: [..., Q]."""
+
     def transition(self, prediction: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """factor [..., 1], offset [..., C], log std [..., C]: x goes to factor x + offset, with noise of that std."""
 

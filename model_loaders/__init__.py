@@ -58,4 +58,5 @@ def load(
 
 def bundled() -> dict[str, Path]:
     """The models that ship with the pack: name -> path."""
-    return {name: _BUNDLED / f"{name}.safetensors" for name in ("demo-tokens", "demo-tokens-draft")}
+    names = ("demo-tokens", "demo-tokens-draft", "demo-continuous", "demo-continuous-draft")
+    return {name: _BUNDLED / f"{name}.safetensors" for name in names}

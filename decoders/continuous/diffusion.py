@@ -81,6 +81,10 @@ class GaussianDiffusion:
         clean = self._from_x[step][..., None] * x - self._from_noise[step][..., None] * noise
         return torch.cat((clean, (place + 1) / 2), dim=-1)
 
+    def guess(self, x: Tensor) -> Tensor:
+        """The mean of all tokens, which is 0, and a variance halfway between its bounds."""
+        return torch.cat((torch.zeros_like(x), torch.full_like(x, 0.5)), dim=-1)
+
     def transition(self, prediction: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See ReverseProcess.transition."""
         clean, share = prediction.chunk(2, dim=-1)

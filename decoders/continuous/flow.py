@@ -33,6 +33,10 @@ class StraightFlow:
         """See ReverseProcess.predict."""
         return output
 
+    def guess(self, x: Tensor) -> Tensor:
+        """Straight to the mean of all cells, which is 0."""
+        return x
+
     def transition(self, prediction: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See ReverseProcess.transition. The drift of the stochastic path is (2 - t) v + x, the other's is v."""
         time, advance = self._times[step][..., None], self._advance[step][..., None]

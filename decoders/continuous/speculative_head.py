@@ -46,11 +46,7 @@ def speculative_sample(denoiser: Denoiser, chains: Chains, noise: LatentNoise, w
     rows = torch.arange(len(x), device=x.device)
     step, attempt = torch.full_like(rows, first), torch.zeros_like(rows)
 
-    # The first step is drawn plainly: nothing was said before it.
-    prediction = denoiser.predict(x[:, None], step[:, None], chains)[:, 0]
-    law = denoiser.next(prediction, x, step)
-    x = law.at(added[:, first]) if denoiser.adds_noise(first) else law.mean
-    step = step - 1
+    prediction = denoiser.process.guess(x)
     while bool((step >= 0).any()):
         drafts = draft(denoiser, prediction, x, step, added, window)
         seen = denoiser.predict(drafts.before, drafts.steps, chains)

@@ -50,7 +50,8 @@ def test_descriptions_are_those_of_the_snapshot(client: Client):
 def test_the_demo_models_lead_the_lists(client: Client):
     for node, default in (("SpecARLoadCheckpoint", "demo tokens"), ("SpecARLoadDraftModel", "demo tokens draft")):
         details = client.object_info(node)["input"]["required"]["checkpoint"][1]
-        assert details["options"][:2] == ["demo tokens", "demo tokens draft"]
+        demos = [f"demo {kind}{role}" for kind in ("tokens", "continuous") for role in ("", " draft")]
+        assert details["options"][:4] == demos
         assert details["default"] == default
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,11 @@ from comfyui_client import Client
 from workflow import to_graph
 
 WORKFLOWS = sorted((comfyui.ROOT / "workflows").glob("*.json"))
-DEMOS = [path for path in WORKFLOWS if "demo tokens" in path.read_text(encoding="utf-8")]
+DEMOS = [path for path in WORKFLOWS if re.search("demo (tokens|continuous)", path.read_text(encoding="utf-8"))]
 
 
-def test_there_is_a_quick_start_and_one_with_a_draft_model():
-    assert {path.stem for path in DEMOS} == {"quick_start", "draft_model"}
+def test_there_is_a_quick_start_and_one_with_a_draft_model_for_each_kind_of_token():
+    assert {path.stem for path in DEMOS} == {"quick_start", "draft_model", "continuous", "continuous_draft_model"}
 
 
 @pytest.mark.parametrize("path", DEMOS, ids=lambda path: path.stem)

@@ -27,6 +27,9 @@ class LinearProcess:
     def predict(self, output: Tensor, x: Tensor, step: Tensor) -> Tensor:
         return output
 
+    def guess(self, x: Tensor) -> Tensor:
+        return torch.zeros(*x.shape[:-1], 2 * x.shape[-1])
+
     def transition(self, prediction: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         clean, place = prediction.chunk(2, dim=-1)
         log_std = self.log_spread[step][..., None] + place

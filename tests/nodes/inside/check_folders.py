@@ -43,7 +43,8 @@ def test_files_and_folders_are_listed_with_slashes_and_shards_are_not(models: Pa
     put(models / "Emu3" / "model-00001-of-00002.safetensors")
     put(models / ".hidden" / "c.safetensors")
     found = ["author", "author/a.pt", "b.safetensors", "Emu3"]
-    assert list(folders.listed(folders.CHECKPOINT)) == ["demo tokens", "demo tokens draft", *found]
+    demos = ["demo tokens", "demo tokens draft", "demo continuous", "demo continuous draft"]
+    assert list(folders.listed(folders.CHECKPOINT)) == [*demos, *found]
     assert list(folders.listed(folders.VQ)) == found
 
 
