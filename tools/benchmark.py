@@ -30,7 +30,7 @@ import benchmark_tables
 from benchmark_costs import copy_bandwidth
 from benchmark_models import SHAPES, Subject
 from benchmark_runs import SWEEPS, Row, measure, sweep
-from speculative_ar.decoders import DECODERS, Decoder, DecoderOptions, SamplerSettings
+from speculative_ar.decoders import DECODERS, ContinuousOptions, Decoder, DecoderOptions, SamplerSettings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DRAFT_LENGTHS = (16, 32, 64)
@@ -69,6 +69,7 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="the models of continuous tokens; float32, other options: --pairs, --cfg",
     )
+    add("--diffusion-steps", type=positive, default=100, help="--continuous: steps of a token, default 100")
     add(
         "--pictures",
         type=int,
@@ -110,12 +111,13 @@ def continuous(arguments: argparse.Namespace, device: torch.device) -> None:
     """Prints the table of the continuous models."""
     import benchmark_continuous
 
-    base = SamplerSettings(guidance_scale=arguments.cfg)
+    steps = ContinuousOptions(diffusion_steps=arguments.diffusion_steps)
+    base = SamplerSettings(guidance_scale=arguments.cfg, continuous=steps)
     rows = benchmark_continuous.measure(benchmark_continuous.demo(device), base, arguments.pairs, arguments.pictures)
     print(benchmark_continuous.table(rows))
     print(
         f"\nMeans over {arguments.pairs} pictures, distances over {arguments.pictures}; demo continuous, "
-        f"cfg {arguments.cfg:g}, float32, {device.type}."
+        f"cfg {arguments.cfg:g}, {arguments.diffusion_steps} diffusion steps, float32, {device.type}."
     )
     if arguments.json:
         arguments.json.write_text(json.dumps([row.to_json() for row in rows], indent=2), encoding="utf-8")

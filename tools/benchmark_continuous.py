@@ -9,7 +9,7 @@ every approximate row, so `ar` also runs with as many steps as each took passes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from benchmark_tables import markdown  # noqa: E402
 from speculative_ar import model_loaders  # noqa: E402
 from speculative_ar.decoders import (  # noqa: E402
     ContinuousModel,
-    ContinuousOptions,
     SamplerSettings,
     Statistics,
     generate,
@@ -36,9 +35,9 @@ COMPONENTS = 24
 OTHER_SEEDS = 1_000_000
 BATCH = 24
 
-RELEASED = ContinuousOptions(verification="block", sigma_factor="released")
-PAPER = ContinuousOptions(verification="prefix", sigma_factor="paper", softening=1.0)
-EXACT = ContinuousOptions(verification="prefix", sigma_factor="off", softening=1.0)
+RELEASED = {"verification": "block", "sigma_factor": "released"}
+PAPER = {"verification": "prefix", "sigma_factor": "paper", "softening": 1.0}
+EXACT = {"verification": "prefix", "sigma_factor": "off", "softening": 1.0}
 
 
 @dataclass(frozen=True)
@@ -93,17 +92,16 @@ def demo(device: torch.device) -> Subject:
 def entries(base: SamplerSettings) -> list[Entry]:
     """Every decoder at a few draft lengths, the reference first."""
 
-    def entry(name: str, decoder: str, length: int = 0, options: ContinuousOptions | None = None) -> Entry:
-        continuous = options or ContinuousOptions()
+    def entry(name: str, decoder: str, length: int = 0, options: Mapping[str, Any] | None = None) -> Entry:
+        continuous = replace(base.continuous, **(options or {}))
         return Entry(name, replace(base, decoder=decoder, draft_length=length, continuous=continuous))
 
     return [
         entry("ar", "ar"),
         *(entry(f"head-speculative, {length} drafts", "head-speculative", length) for length in (5, 10, 20)),
         *(
-            entry(f"seed-exact, {length} steps, tolerance {tolerance:g}", "seed-exact", length, options)
-            for tolerance in (0.02, 0.1)
-            for options in (ContinuousOptions(tolerance=tolerance),)
+            entry(f"seed-exact, {length} steps, tolerance {bound:g}", "seed-exact", length, {"tolerance": bound})
+            for bound in (0.02, 0.1)
             for length in (4, 8)
         ),
         *(entry(f"cspd, block, {length} drafts", "cspd", length, RELEASED) for length in (4, 8)),
@@ -118,7 +116,7 @@ def rivals(base: SamplerSettings, rows: Iterable[Row]) -> list[Entry]:
     return [
         Entry(
             f"ar, {steps} AR steps",
-            replace(base, decoder="ar", draft_length=1, continuous=ContinuousOptions(iterations=steps)),
+            replace(base, decoder="ar", draft_length=1, continuous=replace(base.continuous, iterations=steps)),
         )
         for steps in passes
     ]
