@@ -9,7 +9,7 @@ every approximate row, so `ar` also runs with as many steps as each took passes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -110,9 +110,11 @@ def entries(base: SamplerSettings) -> list[Entry]:
     ]
 
 
-def rivals(base: SamplerSettings, rows: Iterable[Row]) -> list[Entry]:
-    """`ar` with as many AR steps as the approximate rows took passes of the target's trunk."""
-    passes = sorted({round(row.trunk_passes) for row in rows if row.promise == "approximate"}, reverse=True)
+def rivals(base: SamplerSettings, rows: Sequence[Row]) -> list[Entry]:
+    """`ar` with as many AR steps as the approximate rows took passes of the target's trunk, where they saved any."""
+    most = max(row.trunk_passes for row in rows)
+    taken = {round(row.trunk_passes) for row in rows if row.promise == "approximate"}
+    passes = sorted((count for count in taken if count < most), reverse=True)
     return [
         Entry(
             f"ar, {steps} AR steps",
@@ -154,8 +156,7 @@ def row_of(
     found = [statistics for statistics, _, _ in runs]
     distance = None
     if known is not None and found[0].promise in ("reference", "approximate"):
-        seed = OTHER_SEEDS if entry.settings == reference else 0
-        distance = frechet_distance(known, latents(subject, entry.settings, pictures, seed))
+        distance = frechet_distance(known, latents(subject, entry.settings, pictures, OTHER_SEEDS))
     exact = found[0].promise.startswith("seed-exact")
     return Row(
         name=entry.name,
@@ -173,13 +174,13 @@ def row_of(
 
 
 def latents(subject: Subject, settings: SamplerSettings, pictures: int, seed: int = 0) -> Tensor:
-    """Finished latents [P, N * C], the labels by turns."""
+    """Finished latents [P, N * C], the labels by turns, each with seeds of its own: shared noise would tie them."""
     made = []
     share = max(1, pictures // len(subject.conditions))
-    for name, condition in subject.conditions:
+    for label, (name, condition) in enumerate(subject.conditions):
         for first in range(0, share, BATCH):
             tell(f"{settings.decoder} {settings.draft_length}: latents of {name}")
-            several = replace(settings, seed=seed, batch_size=min(BATCH, share - first), first_index=first)
+            several = replace(settings, seed=seed + label, batch_size=min(BATCH, share - first), first_index=first)
             made.append(generate(subject.target, condition, several, draft_model=subject.draft).tokens.flatten(1))
     return torch.cat(made)
 
