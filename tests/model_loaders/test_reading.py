@@ -383,4 +383,6 @@ def test_bundled_models_have_fixed_names() -> None:
     assert {name: path.name for name, path in model_loaders.bundled().items()} == {
         "demo-tokens": "demo-tokens.safetensors",
         "demo-tokens-draft": "demo-tokens-draft.safetensors",
+        "demo-continuous": "demo-continuous.safetensors",
+        "demo-continuous-draft": "demo-continuous-draft.safetensors",
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import benchmark_continuous
-from benchmark_continuous import Row, frechet_distance, rivals
+from benchmark_continuous import Row, frechet_distance, neighbourhoods, rivals
 from speculative_ar.decoders import SamplerSettings
 
 
@@ -21,8 +21,14 @@ def test_the_distance_of_gaussians_is_the_known_one() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(200_000, 3, generator=generator)
     other = torch.randn(200_000, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5]) + torch.tensor([0.5, 0, 0])
-    assert frechet_distance(drawn, drawn, components=3) == pytest.approx(0.0, abs=1e-6)
-    assert frechet_distance(drawn, other, components=3) == pytest.approx(0.25 + 1.0 + 0.25, abs=0.03)
+    assert frechet_distance(drawn, drawn) == pytest.approx(0.0, abs=1e-6)
+    assert frechet_distance(drawn, other) == pytest.approx(0.25 + 1.0 + 0.25, abs=0.03)
+
+
+def test_a_neighbourhood_is_two_tokens_and_the_two_below_them() -> None:
+    tokens = torch.arange(12).view(1, 6, 2)  # 2 rows of 3
+    assert neighbourhoods(tokens, (2, 3)).shape == (2, 8)
+    assert sorted(neighbourhoods(tokens, (2, 3))[1].tolist()) == [2, 3, 4, 5, 8, 9, 10, 11]
 
 
 def test_ar_rivals_have_as_many_steps_as_the_approximate_rows_took_passes() -> None:
